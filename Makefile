@@ -1,0 +1,49 @@
+# One command each; every target makes what it needs. See README.md.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := pyproject.toml CMakeLists.txt $(shell find custom_ops/cpu -type f 2>/dev/null)
+
+.PHONY: demo test test-slow check check-types lint format ext sanitize clean
+
+demo: $(STAMP)
+	$(BIN)/pagegraft demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest tests
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest tests -m slow
+
+check: lint check-types
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# mypy does not follow the editable install's import hook: it is shown the namespace as links.
+check-types: $(STAMP)
+	@rm -rf build/types && mkdir -p build/types/pagegraft
+	@ln -s $(CURDIR)/graphpass $(CURDIR)/custom_ops $(CURDIR)/runtime build/types/pagegraft/
+	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p pagegraft
+
+# Rebuilds the C++ library after a change (an editable install does not do so by itself).
+ext: $(STAMP)
+
+$(STAMP): $(SOURCES)
+	@command -v $(PYTHON) >/dev/null || { echo "pagegraft needs Python 3.11 or newer: install python3 and python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "pagegraft needs Python 3.11 or newer: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "pagegraft needs Python's venv module: install python3-venv" >&2; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || command -v g++ >/dev/null || { echo "pagegraft needs a C++17 compiler: install g++" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing pagegraft and its test tools into $(VENV)"
+	@flock $(VENV)/.lock $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Runs converted models: block pool, block tables, continuous batching, sampling, streaming, server."""

@@ -1,0 +1,11 @@
+"""Subcommands of `pagegraft` that belong to runtime."""
+
+from __future__ import annotations
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds this package's subcommands to the command line."""
