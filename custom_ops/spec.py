@@ -350,11 +350,11 @@ def cache_head_width(head_size: int, cache_dtype: str) -> int:
 
 
 def needs_pagegraft_domain(
-    attributes: AttentionAttributes, *, compute_dtype: str, head_size: int, value_head_size: int
+    attributes: AttentionAttributes, *, compute_dtype: str, head_size: int, value_head_size: int, cache_dtype: str = ""
 ) -> bool:
-    """True when `com.microsoft::PagedAttention` v1 cannot say this attention."""
+    """True when `com.microsoft::PagedAttention` v1 cannot say this attention. `cache_dtype` is its logical type."""
     return (
-        compute_dtype == "float32"
+        "float32" in (compute_dtype, cache_dtype)
         or bool(attributes.alibi_slopes)
         or "PER_TOKEN" in (attributes.k_quant_type, attributes.v_quant_type)
         or (not attributes.latent and head_size != value_head_size)
