@@ -17,27 +17,8 @@ from pagegraft.custom_ops.reference import paged_attention
 from pagegraft.custom_ops.spec import AttentionAttributes
 
 Array = np.ndarray[Any, Any]
-H, G, D, B = 6, 2, 16, 4
+H, G, D, B = 6, 2, 32, 4
 CAPACITY = 32
-INPUTS = [
-    "query",
-    "key",
-    "value",
-    "past_key",
-    "past_value",
-    "seqlens_k",
-    "total_sequence_length",
-    "cos_cache",
-    "sin_cache",
-    "position_ids",
-    "attention_bias",
-    "head_sink",
-    "k_scale",
-    "v_scale",
-    "q_norm_weight",
-    "k_norm_weight",
-    "query_seqlens",
-]
 
 
 @dataclass(frozen=True)
@@ -77,7 +58,7 @@ SETTINGS = {
     "sink_softcap_window": replace(MIXED, sink=True, attributes={"softcap": 2.0, "local_window_size": 6}),
     "rotary": replace(MIXED, attributes={"do_rotary": 1}),
     "rotary_interleaved": replace(MIXED, attributes={"do_rotary": 1, "rotary_interleaved": 1}),
-    "rotary_partial": replace(DECODE, attributes={"do_rotary": 1}, rotary_dim=8),
+    "rotary_partial": replace(DECODE, attributes={"do_rotary": 1}, rotary_dim=16),
     "norm": replace(MIXED, norm=True),
     "norm_rotary": replace(MIXED, norm=True, attributes={"do_rotary": 1, "qk_norm_epsilon": 1e-3}),
     "alibi": replace(CHUNK, slopes=tuple(2.0 ** -(i + 1) for i in range(H))),
@@ -118,15 +99,28 @@ def _operands(s: Setting) -> dict[str, Array]:
 
 def _optional(s: Setting, x: dict[str, Array]) -> dict[str, Array]:
     names = (["cos_cache", "sin_cache"] if s.attributes.get("do_rotary") else []) + (["head_sink"] if s.sink else [])
-    names += ["q_norm_weight", "k_norm_weight"] if s.norm else []
     names += ["k_scale", "v_scale"] if s.quant != "NONE" else []
     return {n: x[n] for n in names}
+
+
+def _rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
+    """ONNX's own RMSNormalization, run by onnxruntime: its CPU GroupQueryAttention has no norm inputs."""
+    node = helper.make_node("RMSNormalization", ["x", "w"], ["y"], epsilon=epsilon)
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    inputs = [helper.make_tensor_value_info(n, kind, a.shape) for n, a in (("x", x), ("w", weight))]
+    graph = helper.make_graph([node], "norm", inputs, [helper.make_tensor_value_info("y", kind, x.shape)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x, "w": weight})[0]
 
 
 def _gqa(s: Setting, x: dict[str, Array]) -> tuple[list[Array], Array, Array]:
     """Each sequence's output rows [n, H*D], and the present caches [S, P, G, W]."""
     sequences, longest = x["q"].shape[:2]
     new, past = np.array(s.new), np.array(s.past)
+    if s.norm:
+        epsilon = s.attributes.get("qk_norm_epsilon", 1e-6)
+        x = {**x, **{n: _rms_norm(x[n], x[f"{n}_norm_weight"], epsilon) for n in "qk"}}
     flat = {n: np.ascontiguousarray(x[n].reshape(sequences, longest, -1)) for n in "qkv"}
     prompt = not past.any()
     feeds = {
@@ -147,6 +141,7 @@ def _gqa(s: Setting, x: dict[str, Array]) -> tuple[list[Array], Array, Array]:
         bias = np.array(s.slopes)[:, None, None] * (np.arange(total)[None, :] - p[:, None])
         feeds["attention_bias"] = bias[None].astype(s.dtype)
     attributes = {"num_heads": H, "kv_num_heads": G, **s.attributes}
+    attributes.pop("qk_norm_epsilon", None)
     if s.cache_dtype:
         bits = 4 if s.cache_dtype == "int4" else 8
         attributes.update(k_quant_type=s.quant, v_quant_type=s.quant, kv_cache_bit_width=bits)
@@ -167,7 +162,10 @@ def _run_gqa(feeds: dict[str, Array], attributes: dict[str, Any]) -> list[Array]
     last = max(order.index(n) for n in feeds)
     names = [n if n in feeds else "" for n in order[: last + 1]]
     node = helper.make_node("GroupQueryAttention", names, ["output", "pk", "pv"], domain="com.microsoft", **attributes)
-    kind = lambda a: helper.np_dtype_to_tensor_dtype(a.dtype)  # noqa: E731
+
+    def kind(a: Array) -> int:
+        return helper.np_dtype_to_tensor_dtype(a.dtype)
+
     inputs = [helper.make_tensor_value_info(n, kind(a), a.shape) for n, a in feeds.items()]
     outputs = [
         helper.make_tensor_value_info("output", kind(feeds["query"]), None),
@@ -197,6 +195,8 @@ def _ours(s: Setting, x: dict[str, Array]) -> tuple[list[Array], Array, Array]:
         "block_table": table,
         **_optional(s, x),
     }
+    if s.norm:
+        feeds.update({n: x[n] for n in ("q_norm_weight", "k_norm_weight")})
     if not s.packed:
         feeds.update(key=packed["k"], value=packed["v"])
     attributes = {"num_heads": H, "kv_num_heads": G, **s.attributes, "alibi_slopes": s.slopes}
