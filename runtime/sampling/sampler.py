@@ -1,0 +1,102 @@
+"""Chooses the next token of every sequence of a step from its row of logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pagegraft.runtime.sampling.errors import SamplingError
+from pagegraft.runtime.sampling.logprobs import TokenLogprobs, log_normaliser, token_logprobs
+from pagegraft.runtime.sampling.state import SamplingState
+from pagegraft.runtime.sampling.truncation import draw
+
+__all__ = ["SampledTokens", "Sampler"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """The outcome of one step; row r belongs to states[r].
+
+    token_ids_R: int64; -1 in a row that has an error.
+    logprobs: row -> what was asked for; rows that asked for nothing are absent.
+    errors: row -> why nothing could be drawn (non-finite logits, everything banned). Other rows are unaffected.
+    """
+
+    token_ids_R: NDArray[np.int64]
+    logprobs: dict[int, TokenLogprobs]
+    errors: dict[int, SamplingError]
+
+
+class Sampler:
+    """Samples the rows of a step, each with its own parameters. Stateless: all memory is in the `SamplingState`s.
+
+    The order in which a row's logits are processed is normative:
+        0. Log-probabilities to report are taken from the raw logits, in float32: they are the model's own.
+        1. `allowed_token_ids`: every other logit becomes -inf.
+        2. `bad_words_token_ids`: tokens that would complete one become -inf.
+        3. `min_tokens`: below it, end-of-sequence (unless `ignore_eos`) and `stop_token_ids` become -inf.
+        4. `logit_bias` is added.
+        5. `repetition_penalty` over prompt and output: a positive logit is divided by it, another multiplied.
+        6. `frequency_penalty` times the count in the output is subtracted, then `presence_penalty` where it occurs.
+        7. Greedy (temperature below 1e-5): the largest logit, ties to the lowest id. Nothing below happens.
+        8. `temperature` divides.
+        9. `min_p`: tokens below min_p times the largest probability go.
+        10. `top_k`: exactly the k largest stay; ties to the lowest id.
+        11. `top_p`, over the probabilities of what is left: the smallest set, largest first, ties to the lowest id,
+            that reaches the mass.
+        12. `typical_p`, over the probabilities of what is left: the smallest set, by |information - entropy| ascending,
+            ties to the lowest id, that reaches the mass.
+        13. One token is drawn: the first, in order of ids, whose running sum of probability exceeds u times the total,
+            u being the number at (seed, choice, position).
+    What a row gives depends on that row, its state and nothing else. Steps 8 to 13 work row by row because a row stays
+    in the processor's cache and the batch does not.
+    """
+
+    def sample(self, logits_RV: NDArray[np.floating], states: Sequence[SamplingState]) -> SampledTokens:
+        """One token for each row; the states are read, not advanced (`SamplingState.append` does that).
+
+        logits_RV: float32 (others are converted), never modified; R == len(states).
+        """
+        if logits_RV.ndim != 2 or logits_RV.shape[0] != len(states):
+            raise SamplingError(f"logits have shape {logits_RV.shape}, but the step has {len(states)} rows to sample")
+        if logits_RV.dtype != np.float32:
+            logits_RV = logits_RV.astype(np.float32)
+        best_R = logits_RV.argmax(axis=1)
+        # argmax stops at a NaN, so one look at the winner covers the row.
+        peaks_R = logits_RV[np.arange(len(states)), best_R]
+        result = SampledTokens(best_R, {}, {})
+        finite = np.isfinite(peaks_R)
+        if not finite.all():
+            for row in np.flatnonzero(~finite).tolist():
+                _fail(
+                    result, row, f"its logits have {peaks_R[row]} as their maximum: the model computed no distribution"
+                )
+        for row, state in enumerate(states):
+            if not state.takes_argmax and finite[row]:
+                _sample_row(result, row, logits_RV[row], state)
+        return result
+
+
+def _sample_row(result: SampledTokens, row: int, raw_V: NDArray[np.float32], state: SamplingState) -> None:
+    best = int(result.token_ids_R[row])
+    logits_V = raw_V
+    if state.edits_logits:
+        logits_V = raw_V.copy()
+        state.edit(logits_V)
+        best = int(logits_V.argmax())
+        if not np.isfinite(logits_V[best]):
+            _fail(
+                result, row, "allowed_token_ids, bad words, min_tokens and logit_bias together leave no token to choose"
+            )
+            return
+    token_id = best if state.params.is_greedy else draw(logits_V, float(logits_V[best]), state.params, state.uniform())
+    result.token_ids_R[row] = token_id
+    if state.logprobs is not None:
+        result.logprobs[row] = token_logprobs(raw_V, token_id, state.logprobs, log_normaliser(raw_V))
+
+
+def _fail(result: SampledTokens, row: int, reason: str) -> None:
+    result.token_ids_R[row] = -1
+    result.errors[row] = SamplingError(f"no token can be sampled for row {row}: {reason}")
