@@ -48,7 +48,7 @@ def export_smollm2(cache_dir: Path, *, progress: ProgressReport = no_progress) -
                     (folder / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
             except OSError as error:
                 raise DemoError(
-                    f"{target} cannot be written ({error.strerror}): free 700 MB, or set PAGEGRAFT_CACHE to another folder"
+                    f"{target} cannot be written ({error.strerror}): free 700 MB or set PAGEGRAFT_CACHE elsewhere"
                 ) from error
     return target
 

@@ -96,14 +96,14 @@ class GgufModel:
         self._tensors: dict[str, Any] = {tensor.name: tensor for tensor in self._reader.tensors}
         architecture = self._field("general.architecture")
         if architecture != "llama":
-            raise DemoError(f"{path.name}: architecture '{architecture}' is not supported: give a GGUF of a Llama model")
+            raise DemoError(f"{path.name}: architecture '{architecture}' is not supported: give a Llama model")
         self.shape = self._read_shape()
 
     def vocabulary(self) -> Vocabulary:
         """The tokenizer's tables and special tokens."""
         kind = self._field("tokenizer.ggml.model")
         if kind != "gpt2":
-            raise DemoError(f"{self.path.name}: tokenizer model '{kind}' is not supported: only byte-level BPE ('gpt2') is")
+            raise DemoError(f"{self.path.name}: tokenizer model '{kind}' is not supported: byte-level BPE ('gpt2') is")
         if self._field("tokenizer.ggml.add_bos_token", default=False):
             raise DemoError(f"{self.path.name}: a tokenizer that adds a beginning-of-text token is not supported")
         return Vocabulary(
@@ -151,7 +151,7 @@ class GgufModel:
         turned = int(self._field("llama.rope.dimension_count", default=head_size))
         scaling = self._field("llama.rope.scaling.type", default="none")
         if turned != head_size or scaling != "none":
-            raise DemoError(f"{self.path.name}: partial or scaled rotary embeddings are not supported: use another model")
+            raise DemoError(f"{self.path.name}: partial or scaled rotary is not supported: use another model")
         return LlamaShape(
             num_layers=int(self._field("llama.block_count")),
             hidden_size=hidden,
@@ -172,7 +172,7 @@ class GgufModel:
             return field.contents()
         if "default" in default:
             return default["default"]
-        raise DemoError(f"{self.path.name}: metadata field '{name}' is missing: the file is incomplete, download it again")
+        raise DemoError(f"{self.path.name}: metadata field '{name}' is missing: download the file again")
 
     def _layer_weight(self, gguf_name: str, source: str, name: str) -> Weight:
         shape = self.shape
@@ -211,7 +211,7 @@ class GgufModel:
     def _tensor(self, gguf_name: str, shape: tuple[int, ...]) -> Any:
         tensor = self._tensors.get(gguf_name)
         if tensor is None:
-            raise DemoError(f"{self.path.name}: tensor '{gguf_name}' is missing: the file is incomplete, download it again")
+            raise DemoError(f"{self.path.name}: tensor '{gguf_name}' is missing: download the file again")
         found = tuple(int(size) for size in reversed(tensor.shape))  # GGUF lists the fastest axis first
         if found != shape:
             raise DemoError(f"{self.path.name}: tensor '{gguf_name}' has shape {list(found)}, expected {list(shape)}")

@@ -55,26 +55,27 @@ class _Builder:
         self.nodes.append(helper.make_node(op_type, list(inputs), [output], name=name, **attributes))
         return output
 
-    def ints(self, *values: int) -> str:
+    def vector(self, *values: int) -> str:
         """A constant int64 vector."""
         return self._constant("ints_" + "_".join(map(str, values)), np.array(values, np.int64))
 
-    def int(self, value: int) -> str:
+    def scalar(self, value: int) -> str:
         """A constant int64 scalar."""
         return self._constant(f"int_{value}", np.array(value, np.int64))
 
-    def float(self, label: str, value: float | npt.NDArray[np.float32]) -> str:
+    def number(self, label: str, value: float | npt.NDArray[np.float32]) -> str:
         """A constant float32 scalar or array."""
         return self._constant(label, np.asarray(value, np.float32))
 
     def dimension(self, tensor: str, axis: int) -> str:
         """One dimension of a tensor, as a scalar."""
-        return self.op("Gather", self.op("Shape", tensor), self.int(axis), axis=0)
+        return self.op("Gather", self.op("Shape", tensor), self.scalar(axis), axis=0)
 
     def shape_of(self, *dimensions: str | int) -> str:
         """A shape from scalars and known numbers."""
         parts = [
-            self.ints(size) if isinstance(size, int) else self.op("Unsqueeze", size, self.ints(0)) for size in dimensions
+            self.vector(size) if isinstance(size, int) else self.op("Unsqueeze", size, self.vector(0))
+            for size in dimensions
         ]
         return self.op("Concat", *parts, axis=0)
 
@@ -87,11 +88,11 @@ class _Builder:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shared:
-    """What every layer reads: the mask, the rotary tables and the sizes of this call."""
+    """What every layer reads: the mask, the rotary tables `[b, 1, s, D]` and the sizes of this call."""
 
     mask_b1st: str
-    cos_b1sD: str
-    sin_b1sD: str
+    cos: str
+    sin: str
     batch: str
     new: str
 
@@ -124,17 +125,17 @@ def _shared_tensors(g: _Builder, shape: LlamaShape) -> _Shared:
     past = g.dimension("past_key_values.0.key", 2)
     total = g.op("Add", past, new)
     cos, sin = _rotary_tables(g, shape)
-    return _Shared(mask_b1st=_causal_mask(g, past, total), cos_b1sD=cos, sin_b1sD=sin, batch=batch, new=new)
+    return _Shared(mask_b1st=_causal_mask(g, past, total), cos=cos, sin=sin, batch=batch, new=new)
 
 
 def _causal_mask(g: _Builder, past: str, total: str) -> str:
     """0 where a query may look, the lowest float elsewhere: [b, 1, s, t]."""
-    query_11s1 = g.op("Unsqueeze", g.op("Range", past, total, g.int(1)), g.ints(0, 1, 3))
-    key_111t = g.op("Unsqueeze", g.op("Range", g.int(0), total, g.int(1)), g.ints(0, 1, 2))
+    query_11s1 = g.op("Unsqueeze", g.op("Range", past, total, g.scalar(1)), g.vector(0, 1, 3))
+    key_111t = g.op("Unsqueeze", g.op("Range", g.scalar(0), total, g.scalar(1)), g.vector(0, 1, 2))
     causal_11st = g.op("LessOrEqual", key_111t, query_11s1)
     unpadded_bt = g.op("Cast", "attention_mask", to=TensorProto.BOOL)
-    allowed_b1st = g.op("And", causal_11st, g.op("Unsqueeze", unpadded_bt, g.ints(1, 2)))
-    return g.op("Where", allowed_b1st, g.float("zero", 0.0), g.float("lowest", _MASKED))
+    allowed_b1st = g.op("And", causal_11st, g.op("Unsqueeze", unpadded_bt, g.vector(1, 2)))
+    return g.op("Where", allowed_b1st, g.number("zero", 0.0), g.number("lowest", _MASKED))
 
 
 def _rotary_tables(g: _Builder, shape: LlamaShape) -> tuple[str, str]:
@@ -142,22 +143,22 @@ def _rotary_tables(g: _Builder, shape: LlamaShape) -> tuple[str, str]:
     g.scope = "/model/rotary_emb"
     exponents = np.arange(0, shape.head_size, 2, dtype=np.float64) / shape.head_size
     inverse = (1.0 / shape.rope_theta**exponents).astype(np.float32)
-    inverse_1d1 = g.float("inverse_frequencies", inverse[None, :, None])
-    position_b1s = g.op("Cast", g.op("Unsqueeze", "position_ids", g.ints(1)), to=TensorProto.FLOAT)
+    inverse_1d1 = g.number("inverse_frequencies", inverse[None, :, None])
+    position_b1s = g.op("Cast", g.op("Unsqueeze", "position_ids", g.vector(1)), to=TensorProto.FLOAT)
     angle_bsd = g.op("Transpose", g.op("MatMul", inverse_1d1, position_b1s), perm=[0, 2, 1])
     angle_bsD = g.op("Concat", angle_bsd, angle_bsd, axis=-1)
-    cos = g.op("Unsqueeze", g.op("Cos", angle_bsD), g.ints(1))
-    sin = g.op("Unsqueeze", g.op("Sin", angle_bsD), g.ints(1))
+    cos = g.op("Unsqueeze", g.op("Cos", angle_bsD), g.vector(1))
+    sin = g.op("Unsqueeze", g.op("Sin", angle_bsD), g.vector(1))
     g.scope = "/model"
     return cos, sin
 
 
 def _rms_norm(g: _Builder, shape: LlamaShape, hidden: str, module: str) -> str:
     g.scope = "/model/" + module
-    square = g.op("Pow", hidden, g.float("two", 2.0))
-    mean = g.op("ReduceMean", square, g.ints(-1), keepdims=1)
-    root = g.op("Sqrt", g.op("Add", mean, g.float("epsilon", shape.rms_norm_eps)))
-    scaled = g.op("Mul", hidden, g.op("Div", g.float("one", 1.0), root))
+    square = g.op("Pow", hidden, g.number("two", 2.0))
+    mean = g.op("ReduceMean", square, g.vector(-1), keepdims=1)
+    root = g.op("Sqrt", g.op("Add", mean, g.number("epsilon", shape.rms_norm_eps)))
+    scaled = g.op("Mul", hidden, g.op("Div", g.number("one", 1.0), root))
     return g.op("Mul", f"model.{module}.weight", scaled)
 
 
@@ -173,7 +174,7 @@ def _attention(g: _Builder, shape: LlamaShape, hidden: str, layer: int, shared: 
     key_bHtD = _repeat_heads(g, shape, key_bGtD)
     value_bHtD = _repeat_heads(g, shape, value_bGtD)
     scores = g.op("MatMul", query_bHsD, g.op("Transpose", key_bHtD, perm=[0, 1, 3, 2]))
-    scores = g.op("Mul", scores, g.float("attention_scale", shape.head_size**-0.5))
+    scores = g.op("Mul", scores, g.number("attention_scale", shape.head_size**-0.5))
     weights_bHst = g.op("Softmax", g.op("Add", scores, shared.mask_b1st), axis=-1)
     mixed_bsHD = g.op("Transpose", g.op("MatMul", weights_bHst, value_bHtD), perm=[0, 2, 1, 3])
     mixed = g.op("Reshape", mixed_bsHD, g.shape_of(shared.batch, shared.new, shape.num_heads * shape.head_size))
@@ -188,11 +189,11 @@ def _heads(g: _Builder, shape: LlamaShape, hidden: str, module: str, shared: _Sh
 
 def _rotate(g: _Builder, shape: LlamaShape, heads: str, shared: _Shared) -> str:
     """x * cos + rotate_half(x) * sin."""
-    half, end, axis, step = shape.head_size // 2, 2**63 - 1, g.ints(3), g.ints(1)
-    first = g.op("Slice", heads, g.ints(0), g.ints(half), axis, step)
-    second = g.op("Slice", heads, g.ints(half), g.ints(end), axis, step)
+    half, end, axis, step = shape.head_size // 2, 2**63 - 1, g.vector(3), g.vector(1)
+    first = g.op("Slice", heads, g.vector(0), g.vector(half), axis, step)
+    second = g.op("Slice", heads, g.vector(half), g.vector(end), axis, step)
     turned = g.op("Concat", g.op("Neg", second), first, axis=-1)
-    return g.op("Add", g.op("Mul", heads, shared.cos_b1sD), g.op("Mul", turned, shared.sin_b1sD))
+    return g.op("Add", g.op("Mul", heads, shared.cos), g.op("Mul", turned, shared.sin))
 
 
 def _repeat_heads(g: _Builder, shape: LlamaShape, heads_bGtD: str) -> str:
@@ -203,7 +204,7 @@ def _repeat_heads(g: _Builder, shape: LlamaShape, heads_bGtD: str) -> str:
     batch, total = g.dimension(heads_bGtD, 0), g.dimension(heads_bGtD, 2)
     expanded = g.op(
         "Expand",
-        g.op("Unsqueeze", heads_bGtD, g.ints(2)),
+        g.op("Unsqueeze", heads_bGtD, g.vector(2)),
         g.shape_of(batch, shape.num_kv_heads, repeats, total, shape.head_size),
     )
     return g.op("Reshape", expanded, g.shape_of(batch, shape.num_heads, total, shape.head_size))
@@ -218,9 +219,9 @@ def _mlp(g: _Builder, hidden: str, module: str) -> str:
 
 
 def _model(g: _Builder, shape: LlamaShape, weights: Mapping[str, ExternalTensor]) -> onnx.ModelProto:
-    past = ["batch_size", shape.num_kv_heads, "past_sequence_length", shape.head_size]
+    past: list[str | int] = ["batch_size", shape.num_kv_heads, "past_sequence_length", shape.head_size]
     total = "past_sequence_length + sequence_length"
-    present = ["batch_size", shape.num_kv_heads, total, shape.head_size]
+    present: list[str | int] = ["batch_size", shape.num_kv_heads, total, shape.head_size]
     tokens: list[str | int] = ["batch_size", "sequence_length"]
     inputs = [
         _info("input_ids", TensorProto.INT64, tokens),

@@ -79,7 +79,7 @@ def write_tokenizer(folder: Path, vocabulary: Vocabulary, *, context_length: int
 def build_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     """Byte-level BPE over the GGUF's tables; control tokens are special, user-defined ones merely unsplittable."""
     ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
-    merges = [tuple(merge.split(" ")) for merge in vocabulary.merges]
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in vocabulary.merges)]
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges))
     tokenizer.pre_tokenizer = _pre_tokenizer(vocabulary.pre_tokenizer)
     tokenizer.decoder = decoders.ByteLevel()
