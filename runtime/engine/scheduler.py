@@ -1,0 +1,365 @@
+"""Decides what each step computes. Integers only: no arrays, no text, no model.
+
+A step has one budget of tokens. First every running sequence that wants one token gets it, then unfinished prompts get
+chunks, then waiting sequences are admitted, in order of (priority, arrival).
+
+*Long* means that more than a whole budget is left to compute. The oldest long sequence gets half of what the decodes
+leave (and what nobody else takes), so that short ones pass beside it; other long ones come after the short.
+
+Fairness: let D < budget be the running sequences that want one token. (a) Each of them gets it in every step, unless
+it is preempted. (b) The first sequence in order of (priority, arrival) is never preempted and, while it wants more,
+computes at least ceil((budget - D) / 2) tokens a step or all that it wants. (c) A waiting sequence is admitted before
+those of its priority that came later, except that it may wait for a running one that is computing its prefix. By (b)
+every queue drains: the first sequence always ends, whatever arrives.
+
+Preemption is by recomputation: the sequence gives up all blocks, keeps its tokens, and waits at its old place. The
+victim is the sequence of lowest priority that arrived last. No sequence is admitted in a step that ran out of blocks,
+and only when blocks for all of its tokens are there, so that preemption and admission do not chase each other.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from .cache_manager import CacheManager, PrefixHit
+from .errors import ConfigurationError, RequestError
+from .plan import StepPlan
+from .positions import blocks_for, window_block_bound
+from .sequence import NO_ROW, Sequence, SequenceState
+from .waiting_queue import WaitingQueue
+
+__all__ = ["Scheduler", "SchedulerCounters"]
+
+_ORDER = attrgetter("order")
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Monotone counts since the start. Recomputation after preemption never counts as query or hit."""
+
+    preemptions: int = 0
+    prefix_queries: int = 0  # tokens of first admissions
+    prefix_hits: int = 0  # of these, tokens found in the cache
+    computed_tokens: int = 0
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The plan in the making."""
+
+    budget: int
+    counts: dict[Sequence, int] = field(default_factory=dict)
+    preempted: list[Sequence] = field(default_factory=list)
+    capped: Sequence | None = None  # the long sequence that takes what is left over
+    out_of_blocks: bool = False
+
+    def left(self) -> int:
+        """Tokens of the budget that nobody has yet."""
+        return self.budget - sum(self.counts.values())
+
+
+class Scheduler:
+    """Queues sequences and plans steps over a CacheManager. `max_sequences` may run at once."""
+
+    def __init__(self, cache: CacheManager, *, max_step_tokens: int, max_sequences: int) -> None:
+        if not 1 <= max_sequences <= max_step_tokens:
+            raise ConfigurationError(
+                f"max_num_seqs={max_sequences} must be between 1 and max_num_batched_tokens={max_step_tokens}: every "
+                "running sequence needs a token of the budget in each step"
+            )
+        for shape in cache.groups:
+            if shape.window and window_block_bound(shape.window, cache.max_chunk, cache.block_size) > shape.num_blocks:
+                raise ConfigurationError(
+                    f"{shape.num_blocks} blocks of {cache.block_size} tokens cannot hold one sequence's window of "
+                    f"{shape.window} tokens beside a chunk of {cache.max_chunk}: give more --kv-memory"
+                )
+        self.cache = cache
+        self.max_step_tokens = max_step_tokens
+        self.max_sequences = max_sequences
+        self.running: list[Sequence] = []  # in order of (priority, arrival)
+        self.waiting = WaitingQueue()
+        self.counters = SchedulerCounters()
+        self._rows = list(range(max_sequences - 1, -1, -1))
+        self._arrivals = 0
+
+    # -- the queue ------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """True while any sequence is unfinished."""
+        return bool(self.running) or len(self.waiting) > 0
+
+    def free_rows(self) -> tuple[int, ...]:
+        """Rows of the block tables that no sequence has, for snapshots."""
+        return tuple(self._rows)
+
+    def check(self, sequence: Sequence) -> None:
+        """Raises RequestError when the sequence could never finish, however empty the pools."""
+        if sequence.num_tokens == 0:
+            raise RequestError("the prompt is empty: it needs at least one token")
+        # The last token is sampled but never computed.
+        needed = max(sequence.max_tokens - 1, sequence.num_tokens)
+        for shape in self.cache.groups:
+            if shape.window is None and blocks_for(needed, self.cache.block_size) > shape.num_blocks:
+                raise RequestError(
+                    f"the request needs {needed} tokens of cache ({sequence.num_tokens} of prompt) and the pool holds "
+                    f"{shape.num_blocks * self.cache.block_size}: shorten it, or give more --kv-memory"
+                )
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence. Raises RequestError, and queues nothing, when it can never run."""
+        self.check(sequence)
+        self._arrivals += 1
+        sequence.arrival = self._arrivals
+        sequence.order = (sequence.priority, self._arrivals, sequence.index)
+        self.waiting.push(sequence)
+
+    def finish(self, sequence: Sequence, reason: str) -> None:
+        """Ends a sequence in whatever state it is and frees what it holds. Ending it again changes nothing."""
+        if sequence.state == SequenceState.RUNNING:
+            self._leave(sequence)
+        elif sequence.state == SequenceState.WAITING:
+            self.waiting.withdraw(sequence)
+        else:
+            return
+        sequence.state = SequenceState.FINISHED
+        sequence.finish_reason = reason
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Starts `child` as a copy of `parent` that shares its blocks; without a free row it waits to be recomputed.
+
+        `child.tokens` begin with the parent's computed tokens, and `child.index` is unique in the request.
+        """
+        child.arrival = parent.arrival
+        child.order = (child.priority, child.arrival, child.index)
+        child.num_cached_tokens = parent.num_cached_tokens
+        if parent.state != SequenceState.RUNNING or not self._rows:
+            self.waiting.push(child)
+            return
+        self.cache.fork(parent, child, self._rows.pop())
+        child.state = SequenceState.RUNNING
+        insort(self.running, child, key=_ORDER)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.cache.release(sequence)
+        self._rows.append(sequence.row)
+        sequence.row = NO_ROW
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Takes everything from a running sequence but its tokens, and queues it again at its old place."""
+        self._leave(sequence)
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self.counters.preemptions += 1
+        self.waiting.push(sequence)
+
+    # -- planning -------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Plans the next step; the plan is empty only when no sequence wants a token."""
+        draft = _Draft(self.max_step_tokens)
+        self._yield_to_priority(draft)
+        prompts = self._plan_decodes(draft)
+        if prompts:
+            self._plan_prompts(draft, prompts)
+        self._register(draft)
+        if len(self.waiting) and not draft.out_of_blocks:
+            self._admit(draft)
+        while not draft.counts and self.running and len(self.waiting):
+            # Nobody who runs wants a token and nobody else fits beside them.
+            self._drop(draft, self.running[-1])
+            self._admit(draft)
+        if draft.capped is not None:
+            self._extend(draft, draft.capped)
+        return self._freeze(draft)
+
+    def _plan_decodes(self, draft: _Draft) -> list[Sequence]:
+        """Plans one token for each running sequence that wants one; returns those that want more."""
+        prompts: list[Sequence] = []
+        counts = draft.counts
+        for sequence in self.running[:]:
+            start = sequence.num_computed
+            wanted = sequence.num_tokens - start
+            if wanted == 1:
+                if start < sequence.capacity or self._grow(draft, sequence, start + 1):
+                    counts[sequence] = 1
+            elif wanted > 1:
+                prompts.append(sequence)
+        return prompts
+
+    def _plan_prompts(self, draft: _Draft, prompts: list[Sequence]) -> None:
+        """Plans chunks of running sequences that want more than one token."""
+        long = [s for s in prompts if s.num_tokens - s.num_computed > self.max_step_tokens]
+        short = [s for s in prompts if s.num_tokens - s.num_computed <= self.max_step_tokens]
+        others = len(prompts) > 1 or len(self.waiting) > 0
+        if long:
+            left = draft.left()
+            share = (left + (long[0] is prompts[0])) // 2  # the odd token goes to the first in order
+            self._plan_chunk(draft, long[0], share if others else left)
+            draft.capped = long[0]
+        for sequence in short + long[1:]:
+            self._plan_chunk(draft, sequence, draft.left())
+
+    def _plan_chunk(self, draft: _Draft, sequence: Sequence, limit: int) -> None:
+        """Plans up to `limit` tokens of a running sequence."""
+        count = min(limit, self.cache.max_chunk, sequence.num_tokens - sequence.num_computed)
+        if count > 0 and self._grow(draft, sequence, sequence.num_computed + count):
+            draft.counts[sequence] = count
+
+    def _grow(self, draft: _Draft, sequence: Sequence, end: int) -> bool:
+        """Gets blocks up to `end`, from later sequences when it must. False when the sequence itself had to go."""
+        if sequence.state != SequenceState.RUNNING:
+            return False  # it was a victim earlier in this step
+        while not self.cache.grow(sequence, end):
+            victim = self.running[-1]
+            draft.out_of_blocks = True
+            self._drop(draft, victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _drop(self, draft: _Draft, victim: Sequence) -> None:
+        """Preempts a sequence and takes it out of the plan."""
+        draft.counts.pop(victim, None)
+        self.cache.drop_copies(victim)
+        self.preempt(victim)
+        draft.preempted.append(victim)
+
+    def _register(self, draft: _Draft) -> None:
+        """Offers the blocks that this step fills. Nothing is preempted after this point of a step."""
+        if self.cache.share_prefixes:
+            for sequence, count in draft.counts.items():
+                if sequence.num_computed + count >= sequence.next_full:
+                    self.cache.register(sequence, sequence.num_computed + count)
+
+    # -- admission ------------------------------------------------------------------------------------------------
+
+    def _yield_to_priority(self, draft: _Draft) -> None:
+        """Preempts sequences of lower priority than the first waiting one until that one can be admitted."""
+        head = self.waiting.head()
+        while head and self.running and self.running[-1].priority > head.priority:
+            if self._rows and self.cache.fits(head, self.cache.lookup(head), self._promised()):
+                return
+            self._drop(draft, self.running[-1])
+
+    def _admit(self, draft: _Draft) -> None:
+        """Starts waiting sequences in order while rows, budget and blocks last."""
+        promised = self._promised()
+        deferred: list[Sequence] = []
+        left = draft.left()
+        while left > 0 and len(self._rows) > len(deferred):
+            head = self.waiting.head()
+            if head is None:
+                break
+            hit = self.cache.lookup(head)
+            if self._is_being_computed(head, hit):
+                deferred.append(self.waiting.pop())
+                continue
+            if not self.cache.fits(head, hit, promised):
+                break
+            self.waiting.pop()
+            left -= self._start(draft, head, hit, left)
+            for g, blocks in enumerate(self.cache.outstanding(head)):
+                promised[g] += blocks
+        for sequence in deferred:
+            self.waiting.push(sequence)
+
+    def _promised(self) -> list[int]:
+        """By group, blocks that running sequences still take to compute the tokens they have."""
+        promised = [0] * len(self.cache.groups)
+        for sequence in self.running:
+            if sequence.num_tokens > sequence.capacity:
+                for g, blocks in enumerate(self.cache.outstanding(sequence)):
+                    promised[g] += blocks
+        return promised
+
+    def _is_being_computed(self, sequence: Sequence, hit: PrefixHit) -> bool:
+        """True when a running sequence is about to compute the very block that comes after the hit."""
+        start = len(hit.nodes) * self.cache.block_size
+        end = start + self.cache.block_size
+        if not self.cache.share_prefixes or not sequence.read_cache or end >= sequence.num_tokens:
+            return False
+        for other in self.running:
+            if (
+                other.next_full == end <= other.num_tokens
+                and other.cache_salt == sequence.cache_salt
+                and other.tokens[:end] == sequence.tokens[:end]
+            ):
+                return True
+        return False
+
+    def _start(self, draft: _Draft, sequence: Sequence, hit: PrefixHit, left: int) -> int:
+        """Admits a sequence and plans its first chunk; returns the chunk's size."""
+        self.cache.admit(sequence, self._rows.pop(), hit)
+        sequence.state = SequenceState.RUNNING
+        insort(self.running, sequence, key=_ORDER)
+        if sequence.num_cached_tokens < 0:
+            sequence.num_cached_tokens = sequence.num_computed
+            self.counters.prefix_queries += sequence.num_tokens
+            self.counters.prefix_hits += sequence.num_computed
+        wanted = sequence.num_tokens - sequence.num_computed
+        count = min(left, wanted, self.cache.max_chunk)
+        if wanted > self.max_step_tokens and len(self.waiting):
+            count = min(count, (left + 1) // 2)
+            draft.capped = draft.capped or sequence
+        end = sequence.num_computed + count
+        if not self.cache.grow(sequence, end):
+            raise AssertionError(f"{sequence} fitted but could not grow to {end}: block accounting is wrong")
+        draft.counts[sequence] = count
+        if end >= sequence.next_full:
+            self.cache.register(sequence, end)
+        return count
+
+    def _extend(self, draft: _Draft, sequence: Sequence) -> None:
+        """Gives what is left of the budget to a long sequence whose chunk was capped."""
+        planned = draft.counts.get(sequence)
+        if planned is None:
+            return
+        wanted = sequence.num_tokens - sequence.num_computed
+        count = min(planned + draft.left(), wanted, self.cache.max_chunk)
+        end = sequence.num_computed + count
+        if count > planned and self.cache.grow(sequence, end):
+            draft.counts[sequence] = count
+            if end >= sequence.next_full:
+                self.cache.register(sequence, end)
+
+    # -- the plan and its end -------------------------------------------------------------------------------------
+
+    def _freeze(self, draft: _Draft) -> StepPlan:
+        sequences = tuple(draft.counts)
+        counts = tuple(draft.counts.values())
+        starts = tuple([s.num_computed for s in sequences])
+        samples = [i for i, s in enumerate(sequences) if starts[i] + counts[i] == s.num_tokens]
+        copies, updates, registrations = self.cache.take_changes()
+        self.counters.steps += 1
+        return StepPlan(
+            number=self.counters.steps,
+            sequences=sequences,
+            starts=starts,
+            counts=counts,
+            samples=tuple(samples),
+            num_tokens=sum(counts),
+            copies=copies,
+            table_updates=updates,
+            registrations=registrations,
+            preempted=tuple(draft.preempted),
+        )
+
+    def commit(self, plan: StepPlan) -> None:
+        """The step ran: its tokens are computed. Sequences that ended meanwhile are left alone."""
+        running = SequenceState.RUNNING
+        for sequence, count in zip(plan.sequences, plan.counts, strict=True):
+            if sequence.state is running:
+                sequence.num_computed += count
+        self.counters.computed_tokens += plan.num_tokens
+
+    def rollback(self, plan: StepPlan) -> None:
+        """The step failed: what it offered is withdrawn, and its sequences start over from their tokens."""
+        self.cache.undo(plan.registrations)
+        for sequence in plan.sequences:
+            if sequence.state == SequenceState.RUNNING:
+                self.preempt(sequence)
