@@ -1,2 +1,318 @@
-// The onnxruntime face of the CPU kernel.
-extern "C" __attribute__((visibility("default"))) void* RegisterCustomOps(void*, const void*) { return nullptr; }
+// The onnxruntime face of the kernel: registers PagedAttention for CPU under both domains, one variant for each pair of
+// compute and cache type, and turns a KernelContext into a Call.
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+
+#include "node_config.h"
+#include "ort_abi.h"
+#include "paged_attention.h"
+#include "shape_inference.h"
+
+namespace pagegraft {
+namespace {
+
+using ort::Api;
+using ort::ElementType;
+using ort::KernelContext;
+using ort::Status;
+namespace contract = pagegraft::contract;
+
+constexpr Type kComputeTypes[] = {Type::kFloat32, Type::kFloat16, Type::kBFloat16};
+constexpr Type kCacheTypes[] = {Type::kFloat32, Type::kFloat16, Type::kBFloat16,
+                                Type::kInt8,    Type::kFloat8,  Type::kInt4};
+
+ElementType element_type(Type type) {
+  switch (type) {
+    case Type::kFloat32:
+      return ort::kFloat;
+    case Type::kFloat16:
+      return ort::kFloat16;
+    case Type::kBFloat16:
+      return ort::kBFloat16;
+    case Type::kInt8:
+      return ort::kInt8;
+    case Type::kFloat8:
+      return ort::kFloat8E4M3FN;
+    default:
+      return ort::kUint8;
+  }
+}
+
+struct Variant : ort::CustomOp {
+  const Api* api = nullptr;
+  bool microsoft = false;
+  Type compute = Type::kFloat32;
+  Type cache = Type::kFloat32;
+};
+
+const Variant& variant(const ort::CustomOp* op) { return *static_cast<const Variant*>(op); }
+
+ElementType input_type(const ort::CustomOp* op, std::size_t index) {
+  switch (index) {
+    case contract::kKeyCache:
+    case contract::kValueCache:
+      return element_type(variant(op).cache);
+    case contract::kCumulativeSequenceLength:
+    case contract::kPastSeqlens:
+    case contract::kBlockTable:
+    case contract::kSlotMapping:
+    case contract::kAttentionMetadata:
+      return ort::kInt32;
+    case contract::kKScale:
+    case contract::kVScale:
+      return ort::kFloat;
+    default:
+      return element_type(variant(op).compute);
+  }
+}
+
+ElementType output_type(const ort::CustomOp* op, std::size_t index) {
+  if (index == contract::kOutput) return element_type(variant(op).compute);
+  if (index == contract::kKeyCacheOut || index == contract::kValueCacheOut) return element_type(variant(op).cache);
+  return ort::kFloat;
+}
+
+template <int kCount>
+std::size_t alias_map(int** inputs, int** outputs) {
+  static constexpr int kInputs[] = {contract::kKeyCache, contract::kValueCache, contract::kKScale, contract::kVScale};
+  static constexpr int kOutputs[] = {contract::kKeyCacheOut, contract::kValueCacheOut, contract::kKScaleOut,
+                                     contract::kVScaleOut};
+  *inputs = static_cast<int*>(std::malloc(sizeof(kInputs)));
+  *outputs = static_cast<int*>(std::malloc(sizeof(kOutputs)));
+  if (*inputs == nullptr || *outputs == nullptr) return 0;
+  std::memcpy(*inputs, kInputs, sizeof(int) * kCount);
+  std::memcpy(*outputs, kOutputs, sizeof(int) * kCount);
+  return kCount;
+}
+
+void release_alias_map(int* inputs, int* outputs) {
+  std::free(inputs);
+  std::free(outputs);
+}
+
+// One node of one session.
+class Kernel {
+ public:
+  Kernel(const Api* api, Config config, std::size_t inputs, std::size_t outputs)
+      : api_(api), config_(std::move(config)), inputs_(inputs), outputs_(outputs) {}
+
+  const Api* api() const { return api_; }
+
+  Status* compute(KernelContext* context) const {
+    Call call;
+    Sizes sizes;
+    if (Status* status = read_inputs(context, &call)) return status;
+    std::string error = check_shapes(config_, call, &sizes);
+    if (error.empty()) error = check_values(config_, call, sizes);
+    if (!error.empty()) return api_->CreateStatus(ort::kInvalidArgument, error.c_str());
+    if (Status* status = make_outputs(context, sizes, &call)) return status;
+    const LoopContext loop{api_, context};
+    error = run(config_, call, sizes, Parallel{parallel_for, const_cast<LoopContext*>(&loop)});
+    return error.empty() ? nullptr : api_->CreateStatus(ort::kFail, error.c_str());
+  }
+
+ private:
+  struct LoopContext {
+    const Api* api;
+    const KernelContext* context;
+  };
+
+  static void parallel_for(void* context, std::int64_t count, void (*body)(void*, std::size_t), void* data) {
+    const auto* loop = static_cast<const LoopContext*>(context);
+    Status* status = loop->api->KernelContext_ParallelFor(loop->context, body, static_cast<std::size_t>(count), 0, data);
+    if (status == nullptr) return;
+    loop->api->ReleaseStatus(status);  // no pool to be had: the loop still has to run
+    for (std::int64_t i = 0; i < count; ++i) body(data, static_cast<std::size_t>(i));
+  }
+
+  Status* read_inputs(KernelContext* context, Call* call) const {
+    for (std::size_t i = 0; i < inputs_ && i < contract::kInputCount; ++i) {
+      const ort::Value* value = nullptr;
+      if (Status* status = api_->KernelContext_GetInput(context, i, &value)) return status;
+      if (value == nullptr) continue;
+      if (Status* status = read_tensor(value, i, &call->in[i])) return status;
+    }
+    return nullptr;
+  }
+
+  Status* read_tensor(const ort::Value* value, std::size_t index, Tensor* tensor) const {
+    ort::TensorInfo* info = nullptr;
+    if (Status* status = api_->GetTensorTypeAndShape(value, &info)) return status;
+    std::size_t rank = 0;
+    Status* status = api_->GetDimensionsCount(info, &rank);
+    if (status == nullptr && rank > 4) {
+      status = api_->CreateStatus(ort::kInvalidArgument, (std::string("PagedAttention input '") +
+                                                          contract::kInputNames[index] + "': expected at most 4 dimensions, got " +
+                                                          std::to_string(rank)).c_str());
+    }
+    if (status == nullptr) status = api_->GetDimensions(info, tensor->dims, rank);
+    api_->ReleaseTensorTypeAndShapeInfo(info);
+    void* data = nullptr;
+    if (status == nullptr) status = api_->GetTensorMutableData(const_cast<ort::Value*>(value), &data);
+    tensor->data = data;
+    tensor->rank = static_cast<int>(rank);
+    tensor->present = true;
+    return status;
+  }
+
+  Status* make_outputs(KernelContext* context, const Sizes& s, Call* call) const {
+    const std::int64_t dims[] = {s.T, s.H * s.Dv};
+    ort::Value* value = nullptr;
+    if (Status* status = api_->KernelContext_GetOutput(context, contract::kOutput, dims, 2, &value)) return status;
+    if (Status* status = api_->GetTensorMutableData(value, &call->output)) return status;
+    const std::int64_t cache = element_size(config_.cache);
+    void* scales[2] = {nullptr, nullptr};
+    Status* status = alias(context, contract::kKeyCacheOut, call->in[contract::kKeyCache], cache, &call->key_cache);
+    if (status == nullptr) {
+      status = alias(context, contract::kValueCacheOut, call->in[contract::kValueCache], cache, &call->value_cache);
+    }
+    if (status == nullptr) status = alias(context, contract::kKScaleOut, call->in[contract::kKScale], 4, &scales[0]);
+    if (status == nullptr) status = alias(context, contract::kVScaleOut, call->in[contract::kVScale], 4, &scales[1]);
+    call->k_scale = static_cast<float*>(scales[0]);
+    call->v_scale = static_cast<float*>(scales[1]);
+    if (config_.latent) call->value_cache = call->key_cache;
+    return status;
+  }
+
+  // Memory to update in place: the output's when the node has it, copied into unless it is the input's own memory;
+  // else the input's.
+  Status* alias(KernelContext* context, std::size_t output, const Tensor& input, std::int64_t size, void** data) const {
+    *data = const_cast<void*>(input.data);
+    if (output >= outputs_ || !input.present) return nullptr;
+    ort::Value* value = nullptr;
+    if (Status* status = api_->KernelContext_GetOutput(context, output, input.dims, static_cast<std::size_t>(input.rank), &value)) {
+      return status;
+    }
+    if (value == nullptr) return nullptr;
+    if (Status* status = api_->GetTensorMutableData(value, data)) return status;
+    if (*data == input.data) return nullptr;
+    std::size_t bytes = static_cast<std::size_t>(size);
+    for (int i = 0; i < input.rank; ++i) bytes *= static_cast<std::size_t>(input.dims[i]);
+    if (bytes != 0) std::memcpy(*data, input.data, bytes);
+    return nullptr;
+  }
+
+  const Api* api_;
+  Config config_;
+  std::size_t inputs_;
+  std::size_t outputs_;
+};
+
+Status* create_kernel(const ort::CustomOp* op, const Api* api, const ort::KernelInfo* info, void** kernel) try {
+  Config config;
+  config.microsoft_domain = variant(op).microsoft;
+  config.compute = variant(op).compute;
+  config.cache = variant(op).cache;
+  std::string error = read_config(api, info, &config);
+  if (error.empty()) error = isa_error();
+  if (!error.empty()) return api->CreateStatus(ort::kInvalidArgument, error.c_str());
+  std::size_t inputs = 0, outputs = 0;
+  if (Status* status = api->KernelInfo_GetInputCount(info, &inputs)) return status;
+  if (Status* status = api->KernelInfo_GetOutputCount(info, &outputs)) return status;
+  *kernel = new Kernel(api, std::move(config), inputs, outputs);
+  return nullptr;
+} catch (const std::exception& error) {
+  return api->CreateStatus(ort::kFail, error.what());
+}
+
+Status* compute_kernel(void* kernel, KernelContext* context);
+
+Status* infer_shapes(const ort::CustomOp* op, ort::ShapeInferContext* context) {
+  infer_output_shapes(variant(op).api, context, variant(op).cache);
+  return nullptr;
+}
+
+void fill(Variant* op) {
+  op->version = ort::kApiVersion;
+  op->GetName = [](const ort::CustomOp*) { return contract::kOpType; };
+  op->GetExecutionProviderType = [](const ort::CustomOp*) -> const char* { return "CPUExecutionProvider"; };
+  op->GetInputType = input_type;
+  op->GetInputTypeCount = [](const ort::CustomOp*) -> std::size_t { return contract::kInputCount; };
+  op->GetOutputType = output_type;
+  op->GetOutputTypeCount = [](const ort::CustomOp* self) -> std::size_t {
+    return variant(self).microsoft ? contract::kMicrosoftOutputCount : contract::kOutputCount;
+  };
+  op->KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+  op->GetInputCharacteristic = [](const ort::CustomOp*, std::size_t i) {
+    return contract::kInputOptional[i] ? ort::kOptional : ort::kRequired;
+  };
+  op->GetOutputCharacteristic = [](const ort::CustomOp*, std::size_t i) {
+    return i == contract::kOutput ? ort::kRequired : ort::kOptional;
+  };
+  op->GetInputMemoryType = [](const ort::CustomOp*, std::size_t) { return 0; };
+  op->GetVariadicInputMinArity = [](const ort::CustomOp*) { return 1; };
+  op->GetVariadicInputHomogeneity = [](const ort::CustomOp*) { return 1; };
+  op->GetVariadicOutputMinArity = [](const ort::CustomOp*) { return 1; };
+  op->GetVariadicOutputHomogeneity = [](const ort::CustomOp*) { return 1; };
+  op->CreateKernelV2 = create_kernel;
+  op->KernelComputeV2 = compute_kernel;
+  op->InferOutputShapeFn = infer_shapes;
+  op->GetStartVersion = [](const ort::CustomOp*) { return contract::kOpVersion; };
+  op->GetEndVersion = [](const ort::CustomOp*) { return contract::kOpVersion; };
+  op->GetAliasMap = op->microsoft ? alias_map<2> : alias_map<4>;
+  op->ReleaseAliasMap = release_alias_map;
+}
+
+// The variants live as long as the process: onnxruntime keeps pointers to them.
+Variant* variants(const Api* api) {
+  static Variant all[2 * 3 * 6];
+  static std::once_flag once;
+  std::call_once(once, [api] {
+    Variant* next = all;
+    for (const bool microsoft : {true, false}) {
+      for (Type compute : kComputeTypes) {
+        for (Type cache : kCacheTypes) {
+          next->api = api;
+          next->microsoft = microsoft;
+          next->compute = compute;
+          next->cache = cache;
+          fill(next++);
+        }
+      }
+    }
+  });
+  return all;
+}
+
+Status* compute_kernel(void* kernel, KernelContext* context) try {
+  return static_cast<Kernel*>(kernel)->compute(context);
+} catch (const std::bad_alloc&) {
+  return static_cast<Kernel*>(kernel)->api()->CreateStatus(ort::kFail, "PagedAttention: out of memory for its working space");
+} catch (const std::exception& error) {
+  return static_cast<Kernel*>(kernel)->api()->CreateStatus(ort::kFail, error.what());
+}
+
+Status* register_domain(const Api* api, ort::SessionOptions* options, const char* name, Variant* first) {
+  ort::CustomOpDomain* domain = nullptr;
+  if (Status* status = api->CreateCustomOpDomain(name, &domain)) return status;
+  for (int i = 0; i < 3 * 6; ++i) {
+    if (Status* status = api->CustomOpDomain_Add(domain, first + i)) {
+      api->ReleaseCustomOpDomain(domain);
+      return status;
+    }
+  }
+  // The session takes a reference to the domain that it never gives back, so it is not released here.
+  return api->AddCustomOpDomain(options, domain);
+}
+
+}  // namespace
+}  // namespace pagegraft
+
+#define PAGEGRAFT_EXPORT extern "C" __attribute__((visibility("default")))
+
+PAGEGRAFT_EXPORT pagegraft::ort::Status* RegisterCustomOps(pagegraft::ort::SessionOptions* options,
+                                                           const pagegraft::ort::ApiBase* base) {
+  using namespace pagegraft;
+  const ort::Api* api = base->GetApi(ort::kApiVersion);
+  if (api == nullptr) return nullptr;  // older than API 18; pagegraft.custom_ops.register has said so
+  Variant* all = variants(api);
+  ort::Status* status = register_domain(api, options, contract::kMicrosoftDomain, all);
+  return status != nullptr ? status : register_domain(api, options, contract::kPagegraftDomain, all + 3 * 6);
+}
+
+// Name of the instruction set that the kernel runs on in this process.
+PAGEGRAFT_EXPORT const char* pagegraft_isa() { return pagegraft::isa_name(); }

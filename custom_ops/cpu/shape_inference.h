@@ -1,0 +1,11 @@
+// Output shapes for onnxruntime's graph; see shape_inference.cc.
+#pragma once
+
+#include "ort_abi.h"
+#include "paged_attention.h"
+
+namespace pagegraft {
+
+void infer_output_shapes(const ort::Api* api, ort::ShapeInferContext* context, Type cache);
+
+}  // namespace pagegraft
