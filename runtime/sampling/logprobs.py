@@ -16,14 +16,14 @@ class TokenLogprobs:
     """What is reported of one token.
 
     token_id, logprob, rank: the token at this position, its log-probability, and 1 + the number of likelier tokens.
-    top_ids_K, top_logprobs_K: the K likeliest tokens, best first (int64 and float32); K may be 0.
+    top_token_ids, top_logprobs: the K likeliest tokens, best first (int64 and float32); K may be 0.
     """
 
     token_id: int
     logprob: float
     rank: int
-    top_ids_K: NDArray[np.int64]
-    top_logprobs_K: NDArray[np.float32]
+    top_token_ids: NDArray[np.int64]
+    top_logprobs: NDArray[np.float32]
 
 
 def log_normaliser(row_V: NDArray[np.float32]) -> float:
@@ -40,8 +40,8 @@ def token_logprobs(row_V: NDArray[np.float32], token_id: int, top: int, normalis
         token_id=token_id,
         logprob=float(own) - normaliser,
         rank=int(np.count_nonzero(row_V > own)) + 1,
-        top_ids_K=top_ids_K,
-        top_logprobs_K=row_V[top_ids_K] - np.float32(normaliser),
+        top_token_ids=top_ids_K,
+        top_logprobs=row_V[top_ids_K] - np.float32(normaliser),
     )
 
 

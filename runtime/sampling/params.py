@@ -95,7 +95,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Brings sequences into tuples and checks every field."""
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - the class is frozen
+
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)  # the class is frozen
+
         put("stop", _strings("stop", self.stop))
         put("bad_words", _strings("bad_words", self.bad_words))
         put("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
@@ -214,7 +217,8 @@ def _check_fields(p: SamplingParams) -> None:
 def _whole(name: str, value: object, *, low: int | None = None, high: int | None = None) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise SamplingParamsError(f"{name} must be a whole number, not {value!r}")
-    if (low is not None and value < low) or (high is not None and value > high):
+    number = int(value)
+    if (low is not None and number < low) or (high is not None and number > high):
         raise SamplingParamsError(f"{name} is {value}; it must be {_bounds(low, None, high)}")
 
 

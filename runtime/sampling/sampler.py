@@ -19,12 +19,12 @@ __all__ = ["SampledTokens", "Sampler"]
 class SampledTokens:
     """The outcome of one step; row r belongs to states[r].
 
-    token_ids_R: int64; -1 in a row that has an error.
+    token_ids: int64 [R]; -1 in a row that has an error.
     logprobs: row -> what was asked for; rows that asked for nothing are absent.
     errors: row -> why nothing could be drawn (non-finite logits, everything banned). Other rows are unaffected.
     """
 
-    token_ids_R: NDArray[np.int64]
+    token_ids: NDArray[np.int64]
     logprobs: dict[int, TokenLogprobs]
     errors: dict[int, SamplingError]
 
@@ -80,7 +80,7 @@ class Sampler:
 
 
 def _sample_row(result: SampledTokens, row: int, raw_V: NDArray[np.float32], state: SamplingState) -> None:
-    best = int(result.token_ids_R[row])
+    best = int(result.token_ids[row])
     logits_V = raw_V
     if state.edits_logits:
         logits_V = raw_V.copy()
@@ -92,11 +92,11 @@ def _sample_row(result: SampledTokens, row: int, raw_V: NDArray[np.float32], sta
             )
             return
     token_id = best if state.params.is_greedy else draw(logits_V, float(logits_V[best]), state.params, state.uniform())
-    result.token_ids_R[row] = token_id
+    result.token_ids[row] = token_id
     if state.logprobs is not None:
         result.logprobs[row] = token_logprobs(raw_V, token_id, state.logprobs, log_normaliser(raw_V))
 
 
 def _fail(result: SampledTokens, row: int, reason: str) -> None:
-    result.token_ids_R[row] = -1
+    result.token_ids[row] = -1
     result.errors[row] = SamplingError(f"no token can be sampled for row {row}: {reason}")

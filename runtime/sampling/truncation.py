@@ -61,7 +61,8 @@ def _weights(logits_V: NDArray[np.float32], peak: float, temperature: float) -> 
     weights_V = logits_V - np.float32(peak)
     if temperature != 1.0:
         weights_V *= np.float32(1.0 / temperature)
-    return np.exp(weights_V, out=weights_V)
+    np.exp(weights_V, out=weights_V)
+    return weights_V
 
 
 def _nucleus(

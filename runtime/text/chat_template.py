@@ -1,0 +1,140 @@
+"""Chat messages to a prompt, by the model's own jinja2 template in a sandbox.
+
+The environment is the one templates are written for (transformers' `apply_chat_template`): trimmed blocks, loop
+controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, and a `generation` block that only marks text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from pagegraft.runtime.text.errors import ChatTemplateError
+
+__all__ = ["ChatTemplate"]
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    source: the jinja2 text.
+    variables: what every rendering may use besides its own arguments: `bos_token`, `eos_token` and the like.
+
+    Raises ChatTemplateError when the text is not a template.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
+        self.source = source
+        self._variables = dict(variables or {})
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(
+                f"the model's chat template is not valid jinja2: {error.message} (line {error.lineno}); "
+                "correct chat_template in tokenizer_config.json, or pass one of your own"
+            ) from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt for a conversation. Encode it without special tokens: the template writes them itself.
+
+        messages: each with "role" and "content", and whatever else the template knows ("tool_calls", ...).
+        tools: JSON schemas of functions, as in OpenAI's API.
+        add_generation_prompt: end with the opening of the assistant's turn.
+        variables: further switches of the template (e.g. `enable_thinking=False`).
+
+        Raises ChatTemplateError when the template refuses the conversation or fails on it.
+        """
+        _check(messages)
+        context = {
+            **self._variables,
+            "messages": messages,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+            **variables,
+        }
+        try:
+            return self._template.render(context)
+        except ChatTemplateError:
+            raise
+        except SecurityError as error:
+            raise ChatTemplateError(
+                f"the model's chat template was stopped by the sandbox: {error}; use a template that does not need it"
+            ) from error
+        except Exception as error:  # a template's own code may raise anything
+            raise ChatTemplateError(
+                f"the model's chat template fails on these messages: {type(error).__name__}: {error}; "
+                "check roles and content against what the model expects"
+            ) from error
+
+
+def _check(messages: Sequence[Message]) -> None:
+    if isinstance(messages, (str, bytes, Mapping)) or not messages:
+        raise ChatTemplateError(
+            f"a chat needs a list of messages with at least one, not {messages!r:.60}; "
+            'pass e.g. [{"role": "user", "content": "Hello"}]'
+        )
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise ChatTemplateError(
+                f'message {index} of the chat is {message!r:.60}; it must be an object with a "role"'
+            )
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes characters that matter in HTML, which a prompt is not.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise ChatTemplateError(f"the model's chat template refuses these messages: {message}")
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's words for training; here it is its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Parses the block to its content."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
