@@ -1,7 +1,8 @@
 """Chat messages to a prompt, by the model's own jinja2 template in a sandbox.
 
 The environment is the one templates are written for (transformers' `apply_chat_template`): trimmed blocks, loop
-controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, and a `generation` block that only marks text.
+controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, and a `generation` block that only marks
+text.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pagegraft.runtime.text.errors import ChatTemplateError
 
 __all__ = ["ChatTemplate"]

@@ -61,26 +61,29 @@ class StopChecker:
 
 
 class _Automaton:
-    """Aho-Corasick over the stop strings: after any text, the state is the longest end of it that begins a stop string.
+    """Aho-Corasick over the stop strings: after any text, the state is the longest end of it that begins one of them.
 
     Aho and Corasick, "Efficient string matching", CACM 18(6), 1975.
+
+    step: state -> character -> next state; a character that is not there leads to state 0.
+    longest_end: state -> the longest stop string that ends there.
+    hold: state -> length of the longest end of the text that could still grow into a stop string.
     """
 
-    __slots__ = ("depth", "longest_end", "step", "strings")
+    __slots__ = ("hold", "longest_end", "step")
 
     def __init__(self, strings: tuple[str, ...]) -> None:
-        self.strings = strings
         self.step: list[dict[str, int]] = [{}]
-        self.depth = [0]
-        self.longest_end: list[str | None] = [None]  # the longest stop string that ends in this state
+        self.longest_end: list[str | None] = [None]
+        self.hold = [0]
         for string in strings:
             state = 0
-            for character in string:
+            for depth, character in enumerate(string, start=1):
                 if character not in self.step[state]:
                     self.step[state][character] = len(self.step)
                     self.step.append({})
-                    self.depth.append(self.depth[state] + 1)
                     self.longest_end.append(None)
+                    self.hold.append(depth)
                 state = self.step[state][character]
             self.longest_end[state] = string
         self._complete()
@@ -93,6 +96,8 @@ class _Automaton:
             state = queue.popleft()
             suffix = fallback[state]
             self.longest_end[state] = self.longest_end[state] or self.longest_end[suffix]
+            if not self.step[state]:  # a whole stop string, and no beginning of a longer one
+                self.hold[state] = self.hold[suffix]
             for character, child in self.step[state].items():
                 fallback[child] = self.step[suffix].get(character, 0)
                 queue.append(child)
@@ -140,8 +145,7 @@ class StopStrings:
                 return shown if self._include else shown[: len(shown) - len(found)]
         self._state = state
         shown = self._held + text
-        # A complete stop string that did not count is no beginning of one to wait for, except of a longer one.
-        keep = len(shown) - automaton.depth[state]
+        keep = len(shown) - automaton.hold[state]
         self._held = shown[keep:]
         return shown[:keep]
 

@@ -1,0 +1,120 @@
+"""Chat templates: the environment that templates are written for, refusals, and the sandbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pagegraft.runtime.text import ChatTemplate, ChatTemplateError
+
+USER = {"role": "user", "content": "Hi"}
+CHATML = """{%- for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+
+def render(source: str, messages: list[dict[str, Any]] | None = None, **options: Any) -> str:
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages or [USER], **options)
+
+
+def test_roles_in_order_and_the_opening_of_the_answer() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, USER]
+    turns = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+    assert render(CHATML, messages) == turns + "<|im_start|>assistant\n"
+    assert render(CHATML, messages, add_generation_prompt=False) == turns
+
+
+def test_special_tokens_and_switches_are_variables() -> None:
+    source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{% if enable_thinking is false %}!{% endif %}"
+    assert render(source) == "<s>Hi</s>"
+    assert render(source, enable_thinking=False) == "<s>Hi</s>!"
+    assert render(source, bos_token="") == "Hi</s>"
+
+
+def test_blocks_are_trimmed() -> None:
+    """A tag takes the spaces before it and the line break after it."""
+    assert render("a\n  {% if true %}\nb\n  {% endif %}\nc") == "a\nb\nc"
+
+
+def test_tools_as_json_without_html_escapes() -> None:
+    tool = {"type": "function", "function": {"name": "say", "description": "<b> & 'é' \"q\""}}
+    assert render("{{ tools | tojson }}", tools=[tool]) == (
+        '[{"type": "function", "function": {"name": "say", "description": "<b> & \'é\' \\"q\\""}}]'
+    )
+    indented = render("{% for tool in tools %}{{ tool.function | tojson(indent=2) }}{% endfor %}", tools=[tool])
+    assert indented == '{\n  "name": "say",\n  "description": "<b> & \'é\' \\"q\\""\n}'
+    assert render("{% if tools %}yes{% else %}no{% endif %}") == "no"
+
+
+def test_tool_calls_and_documents() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "2"}]
+    source = (
+        "{% for m in messages %}{% if m.tool_calls is defined %}"
+        "{% for c in m.tool_calls %}<call>{{ c.function | tojson }}</call>{% endfor %}"
+        "{% elif m.role == 'tool' %}<result>{{ m.content }}</result>{% endif %}{% endfor %}"
+        "{% for d in documents %}[{{ d.text }}]{% endfor %}"
+    )
+    assert render(source, messages, documents=[{"text": "D"}]) == (
+        '<call>{"name": "add", "arguments": {"a": 1}}</call><result>2</result>[D]'
+    )
+
+
+def test_loop_controls_namespace_and_generation_block() -> None:
+    source = (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}"
+        "{% set ns.n = ns.n + 1 %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ ns.n }}"
+    )
+    assert render(source, [{"role": "system", "content": "S"}, USER]) == "Hi1"
+
+
+def test_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(render("{{ strftime_now('%d %b %Y') }}")) == len("29 Nov 2026")
+    assert render("{{ strftime_now('%Y-%m-%d').split('-') | length }}") == "3"
+
+
+def test_a_template_may_refuse() -> None:
+    source = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}ok"
+    assert render(source) == "ok"
+    with pytest.raises(ChatTemplateError, match="refuses these messages: System role not supported"):
+        render(source, [{"role": "system", "content": "S"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% set _ = messages[0].update({'role': 'x'}) %}",
+        "{{ cycler.__init__.__globals__ }}",
+    ],
+)
+def test_the_sandbox_holds(source: str) -> None:
+    messages = [dict(USER)]
+    with pytest.raises(ChatTemplateError, match="sandbox"):
+        render(source, messages)
+    assert messages == [USER]
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "message"),
+    [
+        ("{% if %}", [USER], "not valid jinja2.*line 1"),
+        ("{{ messages[0].content + 1 }}", [USER], "fails on these messages: TypeError"),
+        ("{{ messages[5].content.x }}", [USER], "fails on these messages: UndefinedError"),
+        (CHATML, [{"content": "no role"}], 'message 0 .* must be an object with a "role"'),
+        (CHATML, "Hi", "needs a list of messages"),
+    ],
+)
+def test_errors_name_the_cause(source: str, messages: Any, message: str) -> None:
+    with pytest.raises(ChatTemplateError, match=message):
+        ChatTemplate(source).render(messages)
+
+
+def test_an_empty_conversation_is_an_error() -> None:
+    with pytest.raises(ChatTemplateError, match="at least one"):
+        ChatTemplate(CHATML).render([])
