@@ -159,9 +159,15 @@ class Scheduler:
 
     # -- planning -------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> StepPlan:
-        """Plans the next step; the plan is empty only when no sequence wants a token."""
+    def schedule(self, *, only: Sequence | None = None) -> StepPlan:
+        """Plans the next step; the plan is empty only when no sequence wants a token.
+
+        `only` is planned alone, whatever its turn, to find out whether it is the one that makes steps fail.
+        """
         draft = _Draft(self.max_step_tokens)
+        if only is not None:
+            self._plan_alone(draft, only)
+            return self._freeze(draft)
         self._yield_to_priority(draft)
         prompts = self._plan_decodes(draft)
         if prompts:
@@ -326,6 +332,24 @@ class Scheduler:
             draft.counts[sequence] = count
             if end >= sequence.next_full:
                 self.cache.register(sequence, end)
+
+    def _plan_alone(self, draft: _Draft, sequence: Sequence) -> None:
+        if sequence.state == SequenceState.RUNNING:
+            self._plan_chunk(draft, sequence, draft.budget)
+            self._register(draft)
+            return
+        earlier: list[Sequence] = []
+        while (head := self.waiting.head()) is not sequence:
+            if head is None:
+                raise AssertionError(f"{sequence} does not wait")
+            earlier.append(self.waiting.pop())
+        self.waiting.pop()
+        for other in earlier:
+            self.waiting.push(other)
+        hit = self.cache.lookup(sequence)
+        while not (self._rows and self.cache.fits(sequence, hit, self._promised())):
+            self._drop(draft, self.running[-1])
+        self._start(draft, sequence, hit, draft.budget)
 
     # -- the plan and its end -------------------------------------------------------------------------------------
 

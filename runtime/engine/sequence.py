@@ -99,6 +99,11 @@ class Sequence:
         self.tokens.append(token)
         self.num_tokens += 1
 
+    def discard(self, reason: str) -> None:
+        """Ends a sequence that was never given to a scheduler."""
+        self.state = SequenceState.FINISHED
+        self.finish_reason = reason
+
     @property
     def is_finished(self) -> bool:
         """True once a reason to finish is known."""

@@ -1,0 +1,44 @@
+"""The settings of an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .engine.errors import ConfigurationError
+
+__all__ = ["EngineConfig"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """How an engine is set up. Raises ConfigurationError for values that cannot work.
+
+    kv_memory: bytes for the caches, as a number or like "2GiB"; None takes a share of the free memory
+        (`model.memory.DEFAULT_FRACTION`), at most what all sequences together can use.
+    num_blocks: blocks in each cache group, instead of kv_memory.
+    block_size: tokens a block, a power of two; None is the model's own choice.
+    max_num_batched_tokens: tokens a step computes at most: larger is faster, smaller delays running outputs less.
+    max_num_seqs: sequences that run at once at most.
+    enable_prefix_caching: share blocks of equal prefixes, and keep them after their request.
+    num_threads: threads of the model; None is one a core.
+    debug: check all accounting after each step.
+    """
+
+    kv_memory: int | str | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 128
+    enable_prefix_caching: bool = True
+    num_threads: int | None = None
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigurationError(f"{name}={value!r}: must be a whole number of at least 1")
+        if self.block_size is not None and self.block_size & (self.block_size - 1):
+            raise ConfigurationError(f"block_size={self.block_size}: must be a power of two")
+        if self.num_blocks is not None and self.kv_memory is not None:
+            raise ConfigurationError("num_blocks and kv_memory both size the cache: give one of them")

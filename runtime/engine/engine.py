@@ -1,0 +1,241 @@
+"""One step: plan, execute, sample, commit, or roll back. Owns the requests; used by one thread."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model.batch import FeedBuilder
+from ..model.runner import ModelRunner
+from ..sampling import Sampler, prompt_logprobs
+from .block_table import BlockTables
+from .errors import RequestError, StepError
+from .invariants import snapshot, violations
+from .plan import StepPlan
+from .request import Choice, ModelLimits, Request, RequestInput
+from .scheduler import Scheduler
+from .sequence import Sequence, SequenceState
+
+__all__ = ["Engine", "EngineParts", "InvariantError"]
+
+
+class InvariantError(AssertionError):
+    """The engine's own accounting is wrong (checked in debug mode)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineParts:
+    """What an engine is put together from."""
+
+    scheduler: Scheduler
+    runner: ModelRunner
+    tables: BlockTables
+    feeds: FeedBuilder
+    limits: ModelLimits
+    debug: bool = False
+
+
+class Engine:
+    """Requests in, tokens out. `step` runs one step and returns the requests that it changed."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.scheduler = parts.scheduler
+        self.runner = parts.runner
+        self.limits = parts.limits
+        self._tables = parts.tables
+        self._feeds = parts.feeds
+        self._debug = parts.debug
+        self._sampler = Sampler()
+        self._requests: dict[str, Request] = {}
+        self._num_unforked = 0  # requests with several choices of which only the first has started
+        self._suspects: deque[Sequence] = deque()  # sequences of a failed step, to be run alone once
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def add(self, source: RequestInput) -> Request:
+        """Queues a request. Raises RequestError or SamplingParamsError, and queues nothing, when it can never run."""
+        if source.request_id in self._requests:
+            raise RequestError(f"request id '{source.request_id}' is in use by a request that has not ended")
+        request = Request(source, self.limits)
+        self.scheduler.add(request.choices[0].sequence)
+        self._requests[source.request_id] = request
+        self._num_unforked += not request.forked
+        return request
+
+    def abort(self, request_id: str, reason: str = "abort") -> Request | None:
+        """Ends a request in whatever state it is; None when there is no such request any more."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            for choice in request.choices:
+                self._end(choice, reason)
+        return request
+
+    @property
+    def has_work(self) -> bool:
+        """True while any request is unfinished."""
+        return bool(self._requests)
+
+    @property
+    def num_requests(self) -> int:
+        """Unfinished requests."""
+        return len(self._requests)
+
+    def close(self) -> None:
+        """Aborts every request and gives the caches back."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        self.runner.close()
+
+    def _end(self, choice: Choice, reason: str, error: str | None = None) -> None:
+        if choice.sequence.is_finished:
+            return
+        choice.cut_short()
+        choice.error = error
+        self.scheduler.finish(choice.sequence, reason)
+        request = choice.request
+        if not request.forked:
+            self._set_forked(request)  # its other choices never started
+            for other in request.choices[1:]:
+                other.error = error
+                other.sequence.discard(reason)
+        if request.is_finished and self._requests.pop(request.request_id, None) is not None:
+            request.finish_time = time.monotonic()
+
+    def _set_forked(self, request: Request) -> None:
+        request.forked = True
+        self._num_unforked -= 1
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Request]:
+        """Runs one step. Never raises for a failure of the model: the requests it concerns end with an error."""
+        plan = self.scheduler.schedule(only=self._next_suspect())
+        if plan.is_empty:
+            return []
+        self._tables.apply(plan.table_updates)
+        try:
+            self.runner.copy_blocks(plan.copies)
+            rows, reports = self._logits_rows(plan)
+            logits = self.runner.execute(self._feeds.fill(plan, rows))
+        except StepError as error:
+            return self._fail(plan, error)
+        self.scheduler.commit(plan)
+        if reports:
+            _report_prompts(reports, logits[len(plan.samples) :])
+        changed = self._take(plan, logits) if plan.samples else []
+        if self._debug:
+            self.check()
+        return changed
+
+    def check(self) -> None:
+        """Raises InvariantError when the accounting is wrong."""
+        if found := violations(snapshot(self.scheduler)):
+            raise InvariantError("; ".join(found))
+
+    def _take(self, plan: StepPlan, logits: NDArray[np.float32]) -> list[Request]:
+        """Samples the step's tokens and gives each to its choice; returns the requests concerned."""
+        choices: list[Choice] = [plan.sequences[i].owner for i in plan.samples]
+        if self._num_unforked:
+            choices, rows = self._fork(choices)
+            logits = logits[rows]
+        sampled = self._sampler.sample(logits[: len(choices)], [choice.sampling for choice in choices])
+        now = time.monotonic()
+        finished = SequenceState.FINISHED
+        tokens = sampled.token_ids.tolist()
+        for row, (choice, token) in enumerate(zip(choices, tokens, strict=True)):
+            if choice.sequence.state is finished:
+                continue
+            if choice.request.first_token_time is None:
+                choice.request.first_token_time = now
+            if row in sampled.errors:
+                self._end(choice, "error", str(sampled.errors[row]))
+                continue
+            if row in sampled.logprobs:
+                choice.logprobs.append(sampled.logprobs[row])
+                choice.total_logprob += sampled.logprobs[row].logprob
+            hit = choice.take(token)
+            if hit is not None:
+                self._end(choice, hit.finish_reason)
+        return list(dict.fromkeys([choice.request for choice in choices]))
+
+    def _fork(self, choices: list[Choice]) -> tuple[list[Choice], list[int]]:
+        """Starts the other choices of requests that sample their first token; row r of the logits serves several."""
+        out: list[Choice] = []
+        rows: list[int] = []
+        for row, choice in enumerate(choices):
+            request = choice.request
+            members = [choice] if request.forked else request.choices
+            if not request.forked:
+                self._set_forked(request)
+                for other in members[1:]:
+                    self.scheduler.fork(choice.sequence, other.sequence)
+            out += members
+            rows += [row] * len(members)
+        return out, rows
+
+    # -- log-probabilities of prompts -------------------------------------------------------------------------------
+
+    def _logits_rows(self, plan: StepPlan) -> tuple[NDArray[np.int32] | None, list[_PromptReport]]:
+        """Rows of logits for a step in which prompts are reported on: those of the samples, then those of prompts."""
+        reports = []
+        first = 0
+        for sequence, start, count in zip(plan.sequences, plan.starts, plan.counts, strict=True):
+            done = sequence.owner.request.prompt_logprobs
+            if done is not None and len(done) < sequence.num_prompt_tokens:
+                # Entry j is about token j, whose logits belong to position j - 1.
+                begin, end = max(start, len(done) - 1), min(start + count, sequence.num_prompt_tokens - 1)
+                if begin < end:
+                    reports.append(_PromptReport(sequence, begin, end, first + begin - start))
+            first += count
+        if not reports:
+            return None, reports
+        ends = np.cumsum(plan.counts)[list(plan.samples)] - 1
+        parts = [ends, *(np.arange(r.row, r.row + r.end - r.begin) for r in reports)]
+        return np.concatenate(parts).astype(np.int32), reports
+
+    # -- failures -------------------------------------------------------------------------------------------------
+
+    def _next_suspect(self) -> Sequence | None:
+        while self._suspects:
+            sequence = self._suspects.popleft()
+            if not sequence.is_finished:
+                return sequence
+        return None
+
+    def _fail(self, plan: StepPlan, error: StepError) -> list[Request]:
+        """Rolls a failed step back. Alone in it, a request ends with the error; several are run alone next."""
+        self.scheduler.rollback(plan)
+        sequences = [s for s in plan.sequences if not s.is_finished]
+        requests = list(dict.fromkeys([s.owner.request for s in sequences]))
+        if len(requests) > 1:
+            self._suspects.extend(s for s in sequences if s not in self._suspects)
+            return []
+        for request in requests:
+            for choice in request.choices:
+                self._end(choice, "error", str(error))
+        return requests
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptReport:
+    """Packed rows [row, row + end - begin) hold the logits of a prompt's positions [begin, end)."""
+
+    sequence: Sequence
+    begin: int
+    end: int
+    row: int
+
+
+def _report_prompts(reports: list[_PromptReport], logits: NDArray[np.float32]) -> None:
+    at = 0
+    for report in reports:
+        request = report.sequence.owner.request
+        count = report.end - report.begin
+        tokens = np.array(report.sequence.tokens[report.begin + 1 : report.end + 1], np.int64)
+        top = request.source.params.prompt_logprobs
+        request.prompt_logprobs.extend(prompt_logprobs(logits[at : at + count], tokens, top))
+        at += count

@@ -1,0 +1,165 @@
+"""`LLM`: a converted model, loaded, for use in one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, TypedDict
+
+from .config import EngineConfig
+from .engine.engine import Engine
+from .engine.errors import RequestError
+from .engine.request import Request, RequestInput
+from .loading import LoadedModel, load_engine
+from .model.runner import ModelRunner
+from .outputs import RequestOutput
+from .sampling import SamplingParams
+from .text import Tokenizer
+
+__all__ = ["LLM", "Message", "Prompt", "TokensPrompt", "read_prompt"]
+
+Message = Mapping[str, Any]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | TokensPrompt
+
+
+class LLM:
+    """A converted model and its engine; see EngineConfig for the settings.
+
+    >>> llm = LLM("smollm2-paged")
+    >>> [output.outputs[0].text for output in llm.generate(["The capital of France is"])]
+
+    Raises ManifestError or ConfigurationError when the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        kv_memory: int | str | None = None,
+        num_blocks: int | None = None,
+        runner: ModelRunner | None = None,
+        **settings: Any,
+    ) -> None:
+        """Loads the model. `settings` are the other fields of EngineConfig."""
+        config = EngineConfig(kv_memory=kv_memory, num_blocks=num_blocks, **settings)
+        self.model: LoadedModel = load_engine(path, config, runner=runner)
+        self._ids = count()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for those who step it themselves."""
+        return self.model.engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises TokenizerError when it has none."""
+        return self.model.text.tokenizer
+
+    def default_params(self, **overrides: Any) -> SamplingParams:
+        """The model's own defaults (generation_config.json) under `overrides`."""
+        return SamplingParams.from_generation_config(self.model.text.generation_config, **overrides)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers all prompts together, in their order.
+
+        Every prompt is checked before the first runs: RequestError or SamplingParamsError leave the engine as it was.
+        """
+        requests = self._submit(prompts, sampling_params)
+        for _ in self._run(requests):
+            pass
+        return [request.output() for request in requests]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or several together. `template` goes to the chat template (`tools`, ...)."""
+        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate([self.chat_prompt(c, **template) for c in conversations], sampling_params)
+
+    def chat_prompt(self, messages: Sequence[Message], **template: Any) -> TokensPrompt:
+        """The prompt of a conversation. Raises ChatTemplateError or TokenizerError."""
+        text = self.model.text.chat_template.render(messages, **template)
+        return {"prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """As `generate`, but yields a request's output so far whenever it has more. Leaving the loop early aborts."""
+        requests = self._submit(prompts, sampling_params)
+        return (request.output() for request in self._run(requests))
+
+    def _run(self, requests: list[Request]) -> Iterator[Request]:
+        """Steps the engine until the requests have ended; yields each whenever it has changed."""
+        mine = set(requests)
+        try:
+            while mine:
+                for request in self.engine.step():
+                    if request in mine:
+                        yield request
+                mine = {request for request in mine if not request.is_finished}
+        finally:
+            for request in mine:
+                self.engine.abort(request.request_id)
+
+    def _submit(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Request]:
+        items: Sequence[Prompt] = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
+        if sampling_params is None:
+            sampling_params = self.default_params()
+        each = [sampling_params] * len(items) if isinstance(sampling_params, SamplingParams) else list(sampling_params)
+        if len(each) != len(items):
+            raise RequestError(f"{len(items)} prompts came with {len(each)} sampling parameters: give one or as many")
+        requests: list[Request] = []
+        try:
+            for prompt, params in zip(items, each, strict=True):
+                source = read_prompt(prompt, params, str(next(self._ids)), self.model)
+                requests.append(self.engine.add(source))
+        except BaseException:
+            for request in requests:
+                self.engine.abort(request.request_id)
+            raise
+        return requests
+
+    def close(self) -> None:
+        """Ends what still runs and gives the caches back."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def read_prompt(prompt: Prompt, params: SamplingParams, request_id: str, model: LoadedModel) -> RequestInput:
+    """A prompt with its text encoded and bad words turned into ids. Raises TokenizerError without a tokenizer."""
+    text = prompt if isinstance(prompt, str) else None
+    if isinstance(prompt, str):
+        ids: Sequence[int] = model.text.tokenizer.encode(prompt) if prompt else []
+    else:
+        ids = prompt["prompt_token_ids"]
+    if params.bad_words:
+        tokenizer = model.text.tokenizer
+        params = params.with_bad_word_ids(lambda word: tokenizer.encode(word, add_special_tokens=False))
+    return RequestInput(request_id=request_id, prompt_token_ids=list(ids), params=params, prompt=text)

@@ -1,0 +1,124 @@
+"""Puts an engine together from a converted model's folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..custom_ops.errors import ManifestError
+from ..custom_ops.manifest import Manifest
+from .config import EngineConfig
+from .engine.block_table import BlockTables
+from .engine.cache_manager import CacheManager, GroupShape
+from .engine.engine import Engine, EngineParts
+from .engine.errors import ConfigurationError
+from .engine.positions import largest_chunk
+from .engine.request import ModelLimits
+from .engine.scheduler import Scheduler
+from .model.batch import FeedBuilder
+from .model.kv_pool import bytes_per_block, size_pools
+from .model.memory import DEFAULT_FRACTION, available_memory, parse_bytes
+from .model.runner import KVGroup, ModelRunner
+from .model.session import OnnxRunner
+from .text import ModelText
+
+__all__ = ["LoadedModel", "load_engine"]
+
+#: Context of a model that states none and whose cache nothing bounds.
+_UNBOUNDED_CONTEXT = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """An engine and what belongs to it."""
+
+    folder: Path
+    manifest: Manifest
+    engine: Engine
+    text: ModelText
+    block_size: int
+    kv_bytes: int
+
+
+def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner | None = None) -> LoadedModel:
+    """Loads a converted model. `runner` replaces the onnxruntime runner.
+
+    Raises ManifestError for a folder that is no intact converted model, ConfigurationError for settings with which it
+    cannot run.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ManifestError(f"{folder} is no folder; give the folder that `pagegraft convert` wrote")
+    manifest = Manifest.load(folder)
+    block_size = config.block_size or manifest.default_block_size
+    if runner is None:
+        runner = OnnxRunner(folder, manifest, num_threads=config.num_threads)
+    shapes, max_chunk = _shapes(manifest, config, block_size)
+    cache = CacheManager(shapes, block_size, max_chunk=max_chunk, share_prefixes=config.enable_prefix_caching)
+    scheduler = Scheduler(cache, max_step_tokens=config.max_num_batched_tokens, max_sequences=config.max_num_seqs)
+    runner.allocate_kv([KVGroup(shape.num_blocks, block_size) for shape in shapes])
+    text = ModelText(folder)
+    tables = BlockTables(len(shapes), config.max_num_seqs)
+    engine = Engine(
+        EngineParts(
+            scheduler=scheduler,
+            runner=runner,
+            tables=tables,
+            feeds=FeedBuilder(manifest.groups, tables, block_size),
+            limits=_limits(manifest, shapes, block_size, text),
+            debug=config.debug,
+        )
+    )
+    sizes = bytes_per_block(manifest, block_size)
+    return LoadedModel(
+        folder=folder,
+        manifest=manifest,
+        engine=engine,
+        text=text,
+        block_size=block_size,
+        kv_bytes=sum(size * shape.num_blocks for size, shape in zip(sizes, shapes, strict=True)),
+    )
+
+
+def _shapes(manifest: Manifest, config: EngineConfig, block_size: int) -> tuple[tuple[GroupShape, ...], int]:
+    """Blocks by group, and the largest chunk that every windowed group can hold."""
+    max_chunk = config.max_num_batched_tokens
+    if config.num_blocks is not None:
+        shapes = tuple(GroupShape(group.window, config.num_blocks) for group in manifest.groups)
+        for shape in shapes:
+            if shape.window is not None:
+                max_chunk = min(max_chunk, largest_chunk(shape.window, shape.num_blocks, block_size))
+        if max_chunk < 1:
+            raise ConfigurationError(
+                f"num_blocks={config.num_blocks} of {block_size} tokens are too few for a window of "
+                f"{max(s.window or 0 for s in shapes)} tokens: give more, or leave num_blocks out"
+            )
+        return shapes, max_chunk
+    if config.kv_memory is None:
+        budget = int(available_memory() * DEFAULT_FRACTION)
+    else:
+        budget = parse_bytes(config.kv_memory)
+    while True:
+        try:
+            return (
+                size_pools(manifest, block_size, budget, max_sequences=config.max_num_seqs, max_chunk=max_chunk),
+                max_chunk,
+            )
+        except ConfigurationError:
+            # A smaller chunk needs fewer blocks beside a window.
+            if max_chunk <= block_size or all(group.window is None for group in manifest.groups):
+                raise
+            max_chunk //= 2
+
+
+def _limits(manifest: Manifest, shapes: tuple[GroupShape, ...], block_size: int, text: ModelText) -> ModelLimits:
+    # The last token of a sequence is sampled and never computed, so it needs no slot.
+    bounds = [shape.num_blocks * block_size + 1 for shape in shapes if shape.window is None]
+    if manifest.max_positions is not None:
+        bounds.append(manifest.max_positions)
+    return ModelLimits(
+        vocab_size=manifest.vocab_size,
+        max_context=min(bounds, default=_UNBOUNDED_CONTEXT),
+        eos_token_ids=text.eos_token_ids,
+        tokenizer=text.tokenizer if text.has_tokenizer else None,
+    )

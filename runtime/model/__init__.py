@@ -1,0 +1,1 @@
+"""Runs a converted model: feeds of a plan, cache tensors, and the onnxruntime session."""

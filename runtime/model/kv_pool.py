@@ -1,0 +1,163 @@
+"""The cache tensors: how large they are, how many blocks a budget buys, and the memory that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from ...custom_ops.manifest import CacheLayer, Manifest, cache_name
+from ...custom_ops.spec import cache_head_width
+from ..engine.cache_manager import GroupShape
+from ..engine.errors import ConfigurationError
+from ..engine.plan import BlockCopy
+from ..engine.positions import blocks_for, window_block_bound
+from .memory import format_bytes
+from .runner import KVGroup
+
+__all__ = ["CacheTensor", "KVPool", "bytes_per_block", "cache_tensors", "size_pools"]
+
+#: Logical cache type -> (numpy type of the same width, ONNX element type).
+_STORAGE: dict[str, tuple[type[Any], int]] = {
+    "float32": (np.float32, TensorProto.FLOAT),
+    "float16": (np.float16, TensorProto.FLOAT16),
+    "bfloat16": (np.uint16, TensorProto.BFLOAT16),
+    "int8": (np.int8, TensorProto.INT8),
+    "float8e4m3fn": (np.uint8, TensorProto.FLOAT8E4M3FN),
+    "int4": (np.uint8, TensorProto.UINT8),
+}
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CacheTensor:
+    """One cache input: `block_shape` is what one block adds; its axis 0 is the block id."""
+
+    layer: int
+    part: str
+    group: int
+    block_shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return prod(self.block_shape) * np.dtype(_STORAGE[self.dtype][0]).itemsize
+
+
+def cache_tensors(manifest: Manifest, block_size: int) -> list[CacheTensor]:
+    """Every cache tensor of a model, in the order of its layers."""
+    out = []
+    for index, layer in enumerate(manifest.layers):
+        out.append(_tensor(index, layer, "key", layer.key_head_size, layer.key_dtype, block_size))
+        if layer.value_head_size is not None and layer.value_dtype is not None:
+            out.append(_tensor(index, layer, "value", layer.value_head_size, layer.value_dtype, block_size))
+        if layer.quant == "PER_TOKEN":
+            shape = (layer.kv_heads, block_size)
+            out += [CacheTensor(index, part, layer.group, shape, "float32") for part in ("key_scale", "value_scale")]
+    return out
+
+
+def _tensor(index: int, layer: CacheLayer, part: str, head_size: int, dtype: str, block_size: int) -> CacheTensor:
+    shape = (block_size, layer.kv_heads, cache_head_width(head_size, dtype))
+    return CacheTensor(index, part, layer.group, shape, dtype)
+
+
+def bytes_per_block(manifest: Manifest, block_size: int) -> list[int]:
+    """By group, bytes that one block takes over all of the group's layers."""
+    sizes = [0] * len(manifest.groups)
+    for tensor in cache_tensors(manifest, block_size):
+        sizes[tensor.group] += tensor.block_bytes
+    return sizes
+
+
+def size_pools(
+    manifest: Manifest, block_size: int, budget: int, *, max_sequences: int, max_chunk: int
+) -> tuple[GroupShape, ...]:
+    """Blocks by group within `budget` bytes: as many in each, but no more than `max_sequences` can ever hold.
+
+    Raises ConfigurationError when the budget does not hold one sequence.
+    """
+    sizes = bytes_per_block(manifest, block_size)
+    needs = [1 if g.window is None else window_block_bound(g.window, max_chunk, block_size) for g in manifest.groups]
+    least = sum(need * size for need, size in zip(needs, sizes, strict=True))
+    if budget < least:
+        raise ConfigurationError(
+            f"{format_bytes(budget)} of KV memory hold no sequence: this model needs at least {format_bytes(least)} "
+            f"for one ({block_size} tokens a block); give more --kv-memory"
+        )
+    limits = []
+    for group, need in zip(manifest.groups, needs, strict=True):
+        if group.window is None:
+            context = manifest.max_positions
+            limits.append(max_sequences * blocks_for(context, block_size) if context else None)
+        else:
+            limits.append(max_sequences * need)
+    counts = list(needs)
+    open_groups = set(range(len(counts)))
+    left = budget - least
+    while open_groups:
+        step = left // sum(sizes[g] for g in open_groups)
+        for g in open_groups:
+            limit = limits[g]
+            if limit is not None:
+                step = min(step, limit - counts[g])
+        for g in open_groups:
+            counts[g] += step
+            left -= step * sizes[g]
+        full = {g for g in open_groups if counts[g] == limits[g]}
+        if not full:
+            break
+        open_groups -= full
+    return tuple(GroupShape(g.window, count) for g, count in zip(manifest.groups, counts, strict=True))
+
+
+class KVPool:
+    """The memory of all cache tensors; pages that no block ever used are never touched.
+
+    `buffer` is one flat uint8 array to put them into (shared memory, for example); by default it is private.
+    """
+
+    def __init__(
+        self, manifest: Manifest, groups: Sequence[KVGroup], *, buffer: NDArray[np.uint8] | None = None
+    ) -> None:
+        block_size = groups[0].block_size
+        tensors = cache_tensors(manifest, block_size)
+        lengths = [_padded(t.block_bytes * groups[t.group].num_blocks) for t in tensors]
+        if buffer is None:
+            buffer = _aligned(sum(lengths))
+        self.num_bytes = sum(lengths)
+        self.values: dict[str, tuple[str, onnxruntime.OrtValue]] = {}
+        self._arrays: list[list[NDArray[Any]]] = [[] for _ in groups]
+        at = 0
+        for tensor, length in zip(tensors, lengths, strict=True):
+            numpy_type, onnx_type = _STORAGE[tensor.dtype]
+            shape = (groups[tensor.group].num_blocks, *tensor.block_shape)
+            array = buffer[at : at + prod(shape) * np.dtype(numpy_type).itemsize].view(numpy_type).reshape(shape)
+            at += length
+            self._arrays[tensor.group].append(array)
+            value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, onnx_type)
+            name = cache_name(tensor.layer, tensor.part)
+            self.values[name] = (cache_name(tensor.layer, tensor.part, present=True), value)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copies blocks in order, in every tensor of their group."""
+        for copy in copies:
+            for array in self._arrays[copy.group]:
+                array[copy.target] = array[copy.source]
+
+
+def _padded(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+def _aligned(length: int) -> NDArray[np.uint8]:
+    raw = np.empty(length + _ALIGNMENT, np.uint8)
+    skip = -raw.ctypes.data % _ALIGNMENT
+    return raw[skip : skip + length]

@@ -1,0 +1,118 @@
+"""The onnxruntime runner: caches bound once to input and output alike, small inputs and the logits rebound each step.
+
+Measured ways around are slower (a new binding each step, `get_outputs`) or copy the whole cache (`run`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from ...custom_ops import register
+from ...custom_ops.manifest import LOGITS, Manifest
+from ..engine.errors import ConfigurationError, StepError
+from ..engine.plan import BlockCopy
+from .kv_pool import KVPool
+from .runner import Feeds, KVGroup
+
+__all__ = ["OnnxRunner", "new_session"]
+
+_LOGITS_TYPES: dict[str, tuple[Any, int]] = {
+    "tensor(float)": (np.float32, TensorProto.FLOAT),
+    "tensor(float16)": (np.float16, TensorProto.FLOAT16),
+    "tensor(bfloat16)": (ml_dtypes.bfloat16, TensorProto.BFLOAT16),
+}
+_REMEMBERED_SHAPES = 256
+
+
+def new_session(model: Path, *, num_threads: int | None) -> onnxruntime.InferenceSession:
+    """A CPU session with our op. Raises ConfigurationError when onnxruntime cannot load the model."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.enable_mem_pattern = False  # shapes differ from step to step
+    options.inter_op_num_threads = 1
+    if num_threads is not None:
+        options.intra_op_num_threads = num_threads
+    register(options)
+    try:
+        return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises its own untyped exceptions
+        raise ConfigurationError(f"onnxruntime cannot load {model}: {error}") from error
+
+
+class OnnxRunner:
+    """A ModelRunner on onnxruntime's CPU provider."""
+
+    def __init__(self, folder: Path, manifest: Manifest, *, num_threads: int | None = None) -> None:
+        self._manifest = manifest
+        self._session = new_session(folder / manifest.model_file, num_threads=num_threads)
+        self._binding = self._session.io_binding()
+        self._inputs = {i.name for i in self._session.get_inputs()}
+        logits = next(o for o in self._session.get_outputs() if o.name == LOGITS)
+        self._logits_type, self._logits_onnx_type = _LOGITS_TYPES[logits.type]
+        self._logits = np.empty((0, manifest.vocab_size), self._logits_type)
+        self._logits_values: dict[int, onnxruntime.OrtValue] = {}
+        self._pool: KVPool | None = None
+        self._bound: list[onnxruntime.OrtValue] = []  # a binding does not keep numpy's memory alive
+
+    def allocate_kv(self, groups: Sequence[KVGroup], *, buffer: NDArray[np.uint8] | None = None) -> None:
+        """Allocates the caches, in `buffer` when given, and binds them."""
+        self._pool = KVPool(self._manifest, groups, buffer=buffer)
+        for past, (present, value) in self._pool.values.items():
+            self._binding.bind_ortvalue_input(past, value)
+            self._binding.bind_ortvalue_output(present, value)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all caches."""
+        return self._pool.num_bytes if self._pool else 0
+
+    def execute(self, feeds: Feeds) -> NDArray[np.float32]:
+        """Runs one step; see ModelRunner."""
+        binding, bound = self._binding, []
+        num_rows = 0
+        for name, array in feeds.items():
+            if name in self._inputs:
+                value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+                binding.bind_ortvalue_input(name, value)
+                bound.append(value)
+        num_rows = feeds["logits_indices"].size
+        binding.bind_ortvalue_output(LOGITS, self._logits_value(num_rows))
+        self._bound = bound
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # onnxruntime raises its own untyped exceptions
+            raise StepError(f"the model failed on a step of {feeds['input_ids'].size} tokens: {error}") from error
+        logits = self._logits[:num_rows]
+        return logits if logits.dtype == np.float32 else logits.astype(np.float32)
+
+    def _logits_value(self, num_rows: int) -> onnxruntime.OrtValue:
+        if num_rows > len(self._logits):
+            self._logits = np.empty((num_rows, self._manifest.vocab_size), self._logits_type)
+            self._logits_values.clear()
+        value = self._logits_values.get(num_rows)
+        if value is None:
+            if len(self._logits_values) >= _REMEMBERED_SHAPES:
+                self._logits_values.clear()
+            part = self._logits[:num_rows]
+            value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(part, self._logits_onnx_type)
+            self._logits_values[num_rows] = value
+        return value
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copies blocks in order; see ModelRunner."""
+        if self._pool is not None and copies:
+            self._pool.copy(copies)
+
+    def close(self) -> None:
+        """Gives the caches back."""
+        self._binding.clear_binding_inputs()
+        self._binding.clear_binding_outputs()
+        self._bound, self._pool = [], None
