@@ -1,0 +1,150 @@
+// Runs a kernel on N emulated cores (fibers) and reports the first violated rule, if any, and the counters.
+#pragma once
+#include <ucontext.h>
+
+#include <functional>
+
+#include "machine.h"
+
+namespace emu {
+
+class Launcher {
+public:
+    explicit Launcher(uint32_t cores) {
+        for (uint32_t i = 0; i < cores; ++i) {
+            machine_.cores.emplace_back(new Core());
+            machine_.cores.back()->index = i;
+            machine_.cores.back()->foreign.resize(cores);
+        }
+        machine_.published.resize(cores);
+    }
+
+    GmRegion& AddRegion(const char* name, void* base, uint64_t bytes) {
+        machine_.regions.emplace_back(new GmRegion());
+        GmRegion& region = *machine_.regions.back();
+        region.name = name;
+        region.base = static_cast<uint8_t*>(base);
+        region.bytes = bytes;
+        return region;
+    }
+
+    Machine& machine() { return machine_; }
+
+    // True when every core ran to its end without a violation.
+    bool Run(const std::function<void()>& kernel) {
+        kernel_ = &kernel;
+        fibers_.clear();
+        for (size_t i = 0; i < machine_.cores.size(); ++i) { fibers_.emplace_back(new Fiber()); }
+        Launcher* outer = Active();
+        Active() = this;
+        ActiveMachine() = &machine_;
+        for (size_t i = 0; i < fibers_.size(); ++i) { Prepare(*fibers_[i]); }
+        Schedule();
+        Active() = outer;
+        ActiveMachine() = nullptr;
+        return !failed_;
+    }
+
+    const Violation& violation() const { return violation_; }
+    Stats Total() const {
+        Stats total;
+        for (const auto& core : machine_.cores) { total.Add(core->stats); }
+        return total;
+    }
+
+    static Launcher*& Active() {
+        static Launcher* active = nullptr;
+        return active;
+    }
+
+    // Called by a fiber: returns when every core has come to its SyncAll.
+    void AwaitAll() {
+        Fiber& fiber = *fibers_[machine_.current->index];
+        fiber.waiting = true;
+        swapcontext(&fiber.context, &scheduler_);
+    }
+
+private:
+    struct Fiber {
+        ucontext_t context;
+        std::vector<char> stack = std::vector<char>(256 * 1024);
+        bool waiting = false, finished = false;
+    };
+
+    void Prepare(Fiber& fiber) {
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.data();
+        fiber.context.uc_stack.ss_size = fiber.stack.size();
+        fiber.context.uc_link = &scheduler_;
+        makecontext(&fiber.context, &Launcher::Entry, 0);
+    }
+
+    static void Entry() { Active()->Body(); }
+
+    void Body() {
+        Core& core = *machine_.current;
+        try {
+            (*kernel_)();
+            CheckEnd(core);
+        } catch (const Violation& violation) {
+            failed_ = true;
+            violation_ = violation;
+            violation_.text = "core " + std::to_string(core.index) + ": " + violation.text;
+        }
+        fibers_[core.index]->finished = true;
+    }
+
+    static void CheckEnd(const Core& core) {
+        if (!core.leak.empty()) { Fail("queue-discipline", "%s", core.leak.c_str()); }
+        for (uint32_t s = 0; s < kPipeCount; ++s) {
+            for (uint32_t d = 0; d < kPipeCount; ++d) {
+                for (uint32_t id = 0; id < kEventIds; ++id) {
+                    if (core.flags[s][d][id].set) {
+                        Fail("flag-pairing", "flag %s_%s id %u is set and never waited for", PipeName(s), PipeName(d), id);
+                    }
+                }
+            }
+        }
+    }
+
+    void Schedule() {
+        for (;;) {
+            size_t waiting = 0, finished = 0;
+            for (size_t i = 0; i < fibers_.size() && !failed_; ++i) {
+                Fiber& fiber = *fibers_[i];
+                if (!fiber.finished && !fiber.waiting) {
+                    machine_.current = machine_.cores[i].get();
+                    swapcontext(&scheduler_, &fiber.context);
+                }
+                waiting += fiber.waiting ? 1 : 0;
+                finished += fiber.finished ? 1 : 0;
+            }
+            if (failed_ || finished == fibers_.size()) { return; }
+            if (waiting != fibers_.size()) {
+                failed_ = true;
+                violation_ = Violation{"sync-all", "some cores wait in SyncAll and others ended without it: the device would hang"};
+                return;
+            }
+            Release();
+        }
+    }
+
+    void Release() {
+        for (size_t i = 0; i < fibers_.size(); ++i) {
+            machine_.published[i] = machine_.cores[i]->known[kS];
+            fibers_[i]->waiting = false;
+        }
+        for (auto& core : machine_.cores) {
+            for (size_t i = 0; i < fibers_.size(); ++i) { core->foreign[i].Join(machine_.published[i]); }
+        }
+    }
+
+    Machine machine_;
+    const std::function<void()>* kernel_ = nullptr;
+    std::vector<std::unique_ptr<Fiber>> fibers_;
+    ucontext_t scheduler_ = {};
+    bool failed_ = false;
+    Violation violation_;
+};
+
+}  // namespace emu
