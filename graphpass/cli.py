@@ -1,11 +1,149 @@
-"""Subcommands of `pagegraft` that belong to graphpass."""
+"""Subcommands of `pagegraft` that belong to graphpass: convert and inspect."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
+from pagegraft.custom_ops.errors import PagegraftError
+from rich.console import Console
+from rich.table import Table
 
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
     """Adds this package's subcommands to the command line."""
+    app.command("convert")(_convert)
+    app.command("inspect")(_inspect)
+
+
+def _convert(
+    source: Annotated[Path, typer.Argument(help="Folder of an exported model, or its .onnx file.")],
+    out: Annotated[Path, typer.Argument(help="New folder for the converted model.")],
+    fuse: Annotated[
+        bool, typer.Option(help="Take rotary embedding and q/k norm into the op where proven equal.")
+    ] = True,
+    verify: Annotated[bool, typer.Option(help="Compare with the source model before the folder appears.")] = True,
+    link: Annotated[bool, typer.Option(help="Hard-link the source's data files instead of copying them.")] = False,
+    max_positions: Annotated[int | None, typer.Option(help="Longest context in tokens.")] = None,
+    block_size: Annotated[int, typer.Option(help="Default block size for the runtime.")] = 16,
+    report: Annotated[Path | None, typer.Option(help="Also write the report as JSON to this file.")] = None,
+) -> None:
+    """Convert an exported ONNX decoder into a paged one."""
+    from .options import ConvertOptions
+    from .pipeline import convert
+
+    options = ConvertOptions(fuse=fuse, verify=verify, link=link, max_positions=max_positions, block_size=block_size)
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        result = convert(source, out, options, progress=lambda text: status.update(text))
+    if report is not None:
+        report.write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
+    Console().print(_layer_table(result))
+    _print_summary(result, out)
+
+
+def _print_summary(result: Any, out: Path) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(
+        f"{result.nodes_before} nodes became {result.nodes_after}; {_bytes(result.kv_bytes_per_token)} of KV a token"
+    )
+    checked = result.verification
+    if checked.get("verified"):
+        console.print(
+            f"verified against the source: {checked['tokens']} tokens of {checked['sequences']} sequences, logits "
+            f"within {checked['difference']:.1e} of their deviation, {checked['context_fraction']:.2%} of the context's effect"
+        )
+    else:
+        console.print("not verified (--no-verify)")
+    console.print(f"wrote {out}")
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1024:.1f} KiB" if count >= 1024 else f"{count} bytes"
+
+
+def _layer_table(result: Any) -> Table:
+    table = Table(title=str(result.source))
+    for column in ("layer", "attention", "form", "heads", "size", "mask", "extras"):
+        table.add_column(column)
+    for layer in result.layers:
+        extras = [*layer.fused]
+        extras += [f"softcap {layer.softcap:g}"] if layer.softcap else []
+        extras += ["sinks"] if layer.sinks else []
+        size = (
+            f"{layer.key_head_size}"
+            if layer.key_head_size == layer.value_head_size
+            else (f"{layer.key_head_size}/{layer.value_head_size}")
+        )
+        table.add_row(
+            str(layer.layer),
+            layer.node,
+            layer.form,
+            f"{layer.heads}/{layer.kv_heads}",
+            size,
+            layer.mask,
+            ", ".join(extras),
+        )
+    return table
+
+
+def _inspect(
+    source: Annotated[Path, typer.Argument(help="A model, or a folder of models.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Also write the reports as JSON to this file.")] = None,
+    max_positions: Annotated[int | None, typer.Option(help="Longest context in tokens.")] = None,
+) -> None:
+    """Say whether models can be converted, and if not why. Exit status 1 when one cannot."""
+    from .options import ConvertOptions
+    from .pipeline import inspect
+
+    options = ConvertOptions(max_positions=max_positions)
+    models = _models(source)
+    results: list[dict[str, Any]] = []
+    with Console(stderr=True).status("inspecting") as status:
+        for path in models:
+            status.update(f"inspecting {path.name}")
+            try:
+                results.append({"model": path.name, **inspect(path, options).to_dict()})
+            except PagegraftError as error:
+                if len(models) == 1:
+                    raise
+                refusal = {"kind": "source", "reason": str(error), "node": "", "hint": ""}
+                results.append({"model": path.name, "convertible": False, "refusal": refusal, "layers": []})
+    text = json.dumps(results, indent=2)
+    if report is not None:
+        report.write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        typer.echo(text)
+    else:
+        Console().print(_model_table(results))
+    if not all(r["convertible"] for r in results):
+        raise typer.Exit(1)
+
+
+def _models(source: Path) -> list[Path]:
+    """The source itself when it holds a model, else the folders in it that do."""
+    if source.is_dir() and not any(source.glob("*.onnx")) and not any(source.glob("onnx/*.onnx")):
+        found = sorted(p for p in source.iterdir() if p.is_dir() and any(p.rglob("*.onnx")))
+        return found or [source]
+    return [source]
+
+
+def _model_table(results: list[dict[str, Any]]) -> Table:
+    table = Table(title=f"{sum(r['convertible'] for r in results)} of {len(results)} can be converted")
+    for column in ("model", "convertible", "layers", "what it is, or why not"):
+        table.add_column(column, overflow="fold")
+    for result in results:
+        if result["convertible"]:
+            masks = dict.fromkeys(layer["mask"] for layer in result["layers"])
+            table.add_row(result["model"], "yes", str(len(result["layers"])), ", ".join(masks))
+        else:
+            refusal = result["refusal"]
+            place = f" (node '{refusal['node']}')" if refusal["node"] else ""
+            hint = f"; {refusal['hint']}" if refusal["hint"] else ""
+            table.add_row(result["model"], "no", "-", f"{refusal['reason']}{place}{hint}")
+    return table

@@ -1,0 +1,214 @@
+"""Runs pieces of a graph in onnxruntime: the values asked for, from the values given, weights only where needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+from onnx import helper
+
+from .errors import NotConvertible
+from .graph import GraphView, is_constant, node_inputs
+
+__all__ = ["Evaluator", "Unevaluable", "session_options"]
+
+Array = np.ndarray[Any, Any]
+
+#: Weights with more elements than this are not read when only shapes are wanted.
+HEAVY_ELEMENTS = 1 << 20
+
+
+class Unevaluable(NotConvertible):
+    """A piece of the graph that onnxruntime cannot run by itself."""
+
+
+def session_options(*, optimise: bool = False, threads: int = 1) -> ort.SessionOptions:
+    """Quiet single-threaded session options; without graph optimisation unless asked for."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.enable_mem_pattern = False
+    if not optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
+
+
+def element_type(array: Array) -> int:
+    """ONNX element type of a numpy array."""
+    return int(helper.np_dtype_to_tensor_dtype(array.dtype))
+
+
+class Evaluator:
+    """Evaluates slices of one graph. Sessions are kept by what they compute and from what."""
+
+    def __init__(self, model: ir.Model, view: GraphView) -> None:
+        self._model = model
+        self.view = view
+        self._sessions: dict[tuple[Any, ...], tuple[ort.InferenceSession, list[str]]] = {}
+        self._node_protos: dict[ir.Node, onnx.NodeProto] = {}
+
+    def run(self, outputs: Sequence[ir.Value], feeds: Mapping[ir.Value, Array], *, light: bool = False) -> list[Array]:
+        """Values of `outputs` when the values in `feeds` are given.
+
+        Everything between is computed; a graph input that is needed and not fed raises Unevaluable. With `light`,
+        products with heavy weights are replaced by stand-ins of the right shape: only shapes are then meaningful.
+        """
+        by_name = {value.name or "": array for value, array in feeds.items()}
+        direct = {o.name: by_name[o.name] for o in outputs if o.name in by_name}
+        wanted = list(dict.fromkeys(o for o in outputs if o.name not in direct))
+        results: dict[str | None, Array] = dict(direct)
+        if wanted:
+            session, used = self._session(wanted, feeds, light=light)
+            try:
+                values = session.run(None, {name: by_name[name] for name in used})
+            except Exception as error:  # onnxruntime raises untyped exceptions
+                raise Unevaluable(
+                    f"onnxruntime fails on a part of the source: {_first_line(error)}", wanted[0].name or ""
+                ) from None
+            results.update({o.name: v for o, v in zip(wanted, values, strict=True)})
+        return [results[o.name] for o in outputs]
+
+    def _session(
+        self, wanted: Sequence[ir.Value], feeds: Mapping[ir.Value, Array], *, light: bool
+    ) -> tuple[ort.InferenceSession, list[str]]:
+        key = (
+            light,
+            tuple(v.name for v in wanted),
+            tuple(sorted((v.name or "", a.ndim, str(a.dtype)) for v, a in feeds.items())),
+        )
+        if key not in self._sessions:
+            self._sessions[key] = self._build(wanted, feeds, light=light)
+        return self._sessions[key]
+
+    def _build(
+        self, wanted: Sequence[ir.Value], feeds: Mapping[ir.Value, Array], *, light: bool
+    ) -> tuple[ort.InferenceSession, list[str]]:
+        nodes, leaves, constants = self._slice(wanted, set(feeds))
+        protos: list[onnx.NodeProto] = []
+        initializers: dict[str, onnx.TensorProto] = {}
+        for node in nodes:
+            stand_in = _stand_in(node, initializers) if light else None
+            protos.extend(stand_in if stand_in is not None else [self._proto(node)])
+        needed = {name for p in protos for name in p.input} | {n for node in nodes for n in _captured(node)}
+        needed |= {v.name or "" for v in wanted}
+        for value in constants:
+            if value.name in needed:
+                initializers[value.name or ""] = _tensor_proto(value)
+        inputs = [
+            helper.make_tensor_value_info(v.name, element_type(feeds[v]), [None] * feeds[v].ndim)
+            for v in leaves
+            if v.name in needed
+        ]
+        graph = helper.make_graph(
+            protos, "slice", inputs, [onnx.ValueInfoProto(name=v.name) for v in wanted], list(initializers.values())
+        )
+        opsets = [helper.make_opsetid(d, v) for d, v in self._model.opset_imports.items()]
+        proto = helper.make_model(graph, opset_imports=opsets, ir_version=min(self._model.ir_version, 11))
+        try:
+            session = ort.InferenceSession(proto.SerializeToString(), session_options())
+        except Exception as error:
+            raise Unevaluable(
+                f"onnxruntime does not load a part of the source: {_first_line(error)}", wanted[0].name or ""
+            ) from None
+        return session, [i.name for i in inputs]
+
+    def _slice(
+        self, wanted: Sequence[ir.Value], stops: set[ir.Value]
+    ) -> tuple[list[ir.Node], list[ir.Value], list[ir.Value]]:
+        nodes: set[ir.Node] = set()
+        leaves: dict[ir.Value, None] = {}
+        constants: dict[ir.Value, None] = {}
+        stack = list(wanted)
+        while stack:
+            value = stack.pop()
+            if value in stops:
+                leaves[value] = None
+                continue
+            producer = value.producer()
+            if producer is None:
+                if not value.is_initializer():
+                    raise Unevaluable(f"a value depends on graph input '{value.name}'", wanted[0].name or "")
+                constants[value] = None
+            elif producer not in nodes:
+                nodes.add(producer)
+                stack.extend(node_inputs(producer))
+        return sorted(nodes, key=self.view.order.__getitem__), list(leaves), list(constants)
+
+    def _proto(self, node: ir.Node) -> onnx.NodeProto:
+        if node not in self._node_protos:
+            self._node_protos[node] = ir.serde.serialize_node(node)
+        return self._node_protos[node]
+
+
+def _captured(node: ir.Node) -> list[str]:
+    return [v.name or "" for v in node_inputs(node)]
+
+
+def _tensor_proto(value: ir.Value) -> onnx.TensorProto:
+    tensor = value.const_value
+    if tensor is None:
+        raise Unevaluable(f"constant '{value.name}' has no data", value.name or "")
+    proto = ir.serde.serialize_tensor(ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name))
+    return proto
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:300]
+
+
+def _heavy_width(node: ir.Node) -> int | None:
+    """Width of the output's last axis when the node is a product or lookup with a heavy constant."""
+    if node.op_type == "MatMulNBits":
+        return node.attributes["N"].as_int()
+    position = 0 if node.op_type == "Gather" else 1
+    if node.op_type not in ("MatMul", "Gemm", "Gather") or len(node.inputs) <= position:
+        return None
+    weight = node.inputs[position]
+    flipped = node.op_type == "Gemm" and "transB" in node.attributes and node.attributes["transB"].as_int() == 1
+    producer = weight.producer() if weight is not None else None
+    if producer is not None and producer.op_type == "Transpose":
+        weight, flipped = producer.inputs[0], not flipped
+    if weight is None or not is_constant(weight) or weight.const_value is None:
+        return None
+    shape = [int(d) for d in weight.const_value.shape.numpy()]
+    if len(shape) != 2 or weight.const_value.size <= HEAVY_ELEMENTS:
+        return None
+    if node.op_type == "Gather":
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+        return shape[1] if axis == 0 and not flipped else None
+    return shape[0] if flipped else shape[1]
+
+
+def _stand_in(node: ir.Node, initializers: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto] | None:
+    """Nodes that give a heavy product's output shape without its weights; None when the node is not heavy."""
+    width = _heavy_width(node)
+    if width is None:
+        return None
+    out = node.outputs[0].name or ""
+    source = node.inputs[1 if node.op_type == "Gather" else 0]
+    ones = f"{out}/ones"
+    weight = node.inputs[{"Gather": 0, "MatMulNBits": 2}.get(node.op_type, 1)]
+    if weight is not None and not is_constant(weight) and (producer := weight.producer()) is not None:
+        weight = producer.inputs[0]
+    kind = np.float16 if weight is not None and weight.dtype == ir.DataType.FLOAT16 else np.float32
+    initializers[ones] = onnx.numpy_helper.from_array(np.full(width, 0.01, kind), ones)
+    name = (source.name if source is not None else "") or ""
+    if node.op_type == "Gather":
+        axes = f"{out}/axes"
+        initializers[axes] = onnx.numpy_helper.from_array(np.array([-1], np.int64), axes)
+        return [
+            helper.make_node("Cast", [name], [f"{out}/f"], to=element_type(np.zeros(0, kind))),
+            helper.make_node("Unsqueeze", [f"{out}/f", axes], [f"{out}/u"]),
+            helper.make_node("Mul", [f"{out}/u", ones], [out]),
+        ]
+    for key, bounds in (("starts", 0), ("ends", 1), ("axis", -1)):
+        initializers[f"{out}/{key}"] = onnx.numpy_helper.from_array(np.array([bounds], np.int64), f"{out}/{key}")
+    return [
+        helper.make_node("Slice", [name, f"{out}/starts", f"{out}/ends", f"{out}/axis"], [f"{out}/s"]),
+        helper.make_node("Mul", [f"{out}/s", ones], [out]),
+    ]

@@ -1,0 +1,151 @@
+"""A read-only view of a graph: which values depend on token data, which on caches, and which only on shapes.
+
+Values that depend only on shapes, positions, masks and constants are called *structural*: they can be evaluated
+exactly without the model's weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+__all__ = ["CACHE", "DATA", "GraphView", "implicit_inputs", "is_constant", "unique_name"]
+
+DATA = 1
+CACHE = 2
+
+#: Ops whose output depends on the shape of their input only.
+_SHAPE_OPS = frozenset({"Shape", "Size"})
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """True for an initializer that is not also a graph input."""
+    return value is not None and value.is_initializer() and not value.is_graph_input()
+
+
+def implicit_inputs(node: ir.Node) -> list[ir.Value]:
+    """Outer values that the node's subgraphs (of If, Loop, Scan) use."""
+    found: list[ir.Value] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.extend(_free_values(attribute.as_graph()))
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for graph in attribute.as_graphs():
+                found.extend(_free_values(graph))
+    return found
+
+
+def _free_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    local = set(graph.inputs) | set(graph.initializers.values())
+    for node in graph:
+        for value in (*node.inputs, *implicit_inputs(node)):
+            if value is not None and value not in local:
+                yield value
+        local.update(node.outputs)
+    for value in graph.outputs:
+        if value not in local:
+            yield value
+
+
+def node_inputs(node: ir.Node) -> list[ir.Value]:
+    """All values that a node reads, the ones its subgraphs capture included."""
+    return [v for v in node.inputs if v is not None] + implicit_inputs(node)
+
+
+def unique_name(graph: ir.Graph, stem: str) -> str:
+    """A value name that the graph does not use yet."""
+    used = {v.name for n in graph for v in n.outputs}
+    used |= {v.name for v in graph.inputs} | set(graph.initializers)
+    name, count = stem, 0
+    while name in used:
+        count += 1
+        name = f"{stem}_{count}"
+    return name
+
+
+class GraphView:
+    """Dependence of every value of a graph, and walks over it.
+
+    `data` are the graph inputs that carry token data (input_ids), `caches` those that carry past keys and values.
+    """
+
+    def __init__(self, graph: ir.Graph, data: Iterable[ir.Value], caches: Iterable[ir.Value]) -> None:
+        self.graph = graph
+        self.order: dict[ir.Node, int] = {}
+        self._taint: dict[ir.Value, int] = dict.fromkeys(data, DATA)
+        self._taint.update(dict.fromkeys(caches, CACHE))
+        self.by_name: dict[str, ir.Value] = {}
+        for value in (*graph.inputs, *graph.initializers.values()):
+            self.by_name[value.name or ""] = value
+        for index, node in enumerate(graph):
+            self.order[node] = index
+            taint = 0
+            if node.op_type not in _SHAPE_OPS or node.domain:
+                for value in node_inputs(node):
+                    taint |= self._taint.get(value, 0)
+            for out in node.outputs:
+                self._taint[out] = taint
+                self.by_name[out.name or ""] = out
+
+    def taint(self, value: ir.Value | None) -> int:
+        """Bits DATA and CACHE of what the value depends on; 0 is structural."""
+        return 0 if value is None else self._taint.get(value, 0)
+
+    def is_data(self, value: ir.Value | None) -> bool:
+        """True when the value depends on token data."""
+        return bool(self.taint(value) & DATA)
+
+    def tainted_inputs(self, node: ir.Node) -> list[ir.Value]:
+        """Distinct inputs that are not structural, in order."""
+        seen: dict[ir.Value, None] = {}
+        for value in node_inputs(node):
+            if self.taint(value):
+                seen[value] = None
+        return list(seen)
+
+    def data_inputs(self, node: ir.Node) -> list[ir.Value]:
+        """Distinct inputs that depend on token data, in order."""
+        return [v for v in self.tainted_inputs(node) if self.is_data(v)]
+
+    def dominators(self, target: ir.Value, limit: int = 64) -> list[ir.Value]:
+        """Values that every token-data path into `target` passes, nearest first, `target` itself included.
+
+        Stops at products with constant weights (their output is the last one given), at graph inputs, and after
+        `limit` nodes.
+        """
+        found: list[ir.Value] = []
+        pending: set[ir.Value] = {target}
+        for _ in range(limit):
+            if len(pending) == 1:
+                found.append(next(iter(pending)))
+            latest = max(pending, key=self._position)
+            producer = latest.producer()
+            if producer is None or self._ends_walk(producer):
+                break
+            pending.discard(latest)
+            pending.update(self.data_inputs(producer))
+        return found
+
+    def _position(self, value: ir.Value) -> int:
+        producer = value.producer()
+        return -1 if producer is None else self.order[producer]
+
+    def _ends_walk(self, node: ir.Node) -> bool:
+        if node.op_type in ("MatMul", "Gemm", "MatMulNBits", "MatMulInteger", "Gather", "PagedAttention"):
+            return len(self.data_inputs(node)) <= 1
+        return False
+
+    def between(self, start: Iterable[ir.Value], end: ir.Value) -> list[ir.Node]:
+        """Nodes on token-data or cache paths from any of `start` to `end`, in graph order."""
+        stops = set(start)
+        nodes: set[ir.Node] = set()
+        stack = [end]
+        while stack:
+            value = stack.pop()
+            producer = value.producer()
+            if value in stops or producer is None or producer in nodes:
+                continue
+            nodes.add(producer)
+            stack.extend(self.tainted_inputs(producer))
+        return sorted(nodes, key=self.order.__getitem__)

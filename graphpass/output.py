@@ -1,0 +1,121 @@
+"""Writes the folder of a converted model: all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from pagegraft.custom_ops import manifest as names
+
+from .errors import OutputError
+from .normalise import Source, external_tensors
+
+__all__ = ["MODEL_FILE", "check_output", "data_file_facts", "new_folder", "write_model"]
+
+MODEL_FILE = "model.onnx"
+#: Weights inside the .onnx file are moved to a data file of their own above this many bytes.
+_LARGEST_INLINE = 256 << 20
+_CARRIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def check_output(out: Path, source: Source) -> None:
+    """Raises OutputError when `out` must not be written: a file, other content, or the source itself."""
+    if out.resolve() == source.folder.resolve():
+        raise OutputError(f"{out} is the source's own folder; name another output folder")
+    if out.is_file():
+        raise OutputError(f"{out} is a file; name a folder for the converted model")
+    if out.is_dir() and any(out.iterdir()) and not (out / names.MANIFEST_FILE).is_file():
+        raise OutputError(f"{out} exists and holds other content; name a new folder, or empty this one")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A fresh folder beside `out` that takes its place when the block succeeds, and vanishes when it does not."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        if out.is_dir():
+            old = out.parent / f".{out.name}.old-{os.getpid()}"
+            out.rename(old)
+            partial.rename(out)
+            shutil.rmtree(old)
+        else:
+            partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_model(model: ir.Model, source: Source, folder: Path, *, link: bool) -> list[str]:
+    """Writes graph, data files and what is carried over. Returns the names of the data files.
+
+    External data is copied (or hard-linked) file by file, never through memory.
+    """
+    files = sorted({tensor.location for tensor in external_tensors(model)})
+    for name in files:
+        target = folder / str(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _copy(source.folder / str(name), target, link=link)
+    inline = sum(
+        v.const_value.nbytes
+        for v in model.graph.initializers.values()
+        if v.const_value is not None and not isinstance(v.const_value, ir.ExternalTensor)
+    )
+    if not files and inline > _LARGEST_INLINE:
+        files = [f"{MODEL_FILE}.data"]
+        ir.save(model, folder / MODEL_FILE, external_data=files[0], size_threshold_bytes=1024)
+    else:
+        ir.save(model, folder / MODEL_FILE)
+    carry_over(source, folder)
+    return [str(name) for name in files]
+
+
+def _copy(source: Path, target: Path, *, link: bool) -> None:
+    real = source.resolve()
+    if link:
+        try:
+            os.link(real, target)
+        except OSError as error:
+            raise OutputError(
+                f"{source} cannot be hard-linked to {target.parent} ({error.strerror}); convert without --link"
+            ) from None
+    else:
+        shutil.copyfile(real, target)
+
+
+def carry_over(source: Source, folder: Path) -> None:
+    """Copies config, tokenizer and chat template, from beside the model or from the folder above it."""
+    for name in _CARRIED:
+        for place in (source.folder, source.folder.parent if source.folder.name == "onnx" else None):
+            if place is not None and (place / name).is_file():
+                shutil.copyfile(place / name, folder / name)
+                break
+
+
+def data_file_facts(folder: Path, files: list[str], *, digests: bool) -> dict[str, dict[str, Any]]:
+    """Size (and digest when wanted) of each data file, for the manifest."""
+    facts: dict[str, dict[str, Any]] = {}
+    for name in files:
+        facts[name] = {"size": (folder / name).stat().st_size}
+        if digests:
+            facts[name]["digest"] = names.file_digest(folder / name)
+    return facts

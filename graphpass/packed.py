@@ -1,0 +1,173 @@
+"""Drives a converted model and its source without an engine: packed feeds by hand, one sequence at a time for the
+source. Verification and the model tests use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
+import numpy as np
+import onnxruntime as ort
+from pagegraft import custom_ops
+from pagegraft.custom_ops import manifest as names
+
+from .evaluate import Array, session_options
+
+__all__ = ["PackedModel", "SourceModel"]
+
+
+@dataclass
+class _Sequence:
+    tokens: int = 0
+    blocks: dict[int, list[int]] = field(default_factory=dict)
+
+
+class PackedModel:
+    """A converted model with a block pool of its own: `step` runs any mix of sequences.
+
+    Blocks are handed out in a shuffled order and start out as NaN, so that a wrong table, slot or mask shows.
+    With `drop_unseen`, a windowed group's table entries left of every window are replaced by another block.
+    """
+
+    def __init__(self, model: Path, manifest: names.Manifest, *, num_blocks: int = 64, block_size: int = 16) -> None:
+        options = session_options(optimise=True)
+        custom_ops.register(options)
+        self.session = ort.InferenceSession(str(model), options)
+        self.manifest = manifest
+        self.block_size = block_size
+        self._sequences: dict[int, _Sequence] = {}
+        rng = np.random.default_rng(3)
+        self._free = [list(map(int, rng.permutation(num_blocks))) for _ in manifest.groups]
+        self._caches = self._allocate(num_blocks)
+        self.inputs = {i.name: i for i in self.session.get_inputs()}
+
+    def _allocate(self, num_blocks: int) -> dict[str, Array]:
+        caches: dict[str, Array] = {}
+        for index, layer in enumerate(self.manifest.layers):
+            parts = [("key", layer.key_head_size, layer.key_dtype), ("value", layer.value_head_size, layer.value_dtype)]
+            for part, size, dtype in parts:
+                if size is None or dtype is None:
+                    continue
+                shape = (num_blocks, self.block_size, layer.kv_heads, size)
+                caches[names.cache_name(index, part)] = np.full(shape, np.nan, np.dtype(dtype))
+        return caches
+
+    def step(self, work: Sequence[tuple[int, Sequence[int]]]) -> list[Array]:
+        """Computes the next tokens of each (sequence id, tokens). Returns each one's logits `[tokens, vocab]`."""
+        feeds = self._feeds(work)
+        outputs = [o.name for o in self.session.get_outputs()]
+        results = dict(zip(outputs, self.session.run(None, feeds), strict=True))
+        for name in self._caches:
+            self._caches[name] = results[name.replace("past_key_values", "present")]
+        for sequence, tokens in work:
+            self._sequences[sequence].tokens += len(tokens)
+        ends = np.cumsum([len(tokens) for _, tokens in work])
+        return [np.asarray(part) for part in np.split(results[names.LOGITS], ends[:-1])]
+
+    def _feeds(self, work: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Array]:
+        states = [self._sequences.setdefault(s, _Sequence()) for s, _ in work]
+        lengths = [len(tokens) for _, tokens in work]
+        positions = [np.arange(s.tokens, s.tokens + n) for s, n in zip(states, lengths, strict=True)]
+        feeds: dict[str, Array] = {
+            names.INPUT_IDS: np.concatenate([np.asarray(t, np.int64) for _, t in work]),
+            names.POSITION_IDS: np.concatenate(positions).astype(np.int64),
+            names.CUMULATIVE: np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+            names.PAST: np.array([s.tokens for s in states], np.int32),
+            names.LOGITS_INDICES: np.arange(sum(lengths), dtype=np.int32),
+        }
+        for index, group in enumerate(self.manifest.groups):
+            for state, count in zip(states, lengths, strict=True):
+                self._grow(state, index, state.tokens + count)
+            feeds[group.block_table] = self._table(states, lengths, index)
+            feeds[group.slot_mapping] = np.concatenate(
+                [self._slots(s, p, index) for s, p in zip(states, positions, strict=True)]
+            ).astype(np.int32)
+        feeds.update(self._caches)
+        return {name: array for name, array in feeds.items() if name in self.inputs}
+
+    def _grow(self, state: _Sequence, group: int, tokens: int) -> None:
+        blocks = state.blocks.setdefault(group, [])
+        while len(blocks) * self.block_size < tokens:
+            blocks.append(self._free[group].pop())
+
+    def _table(self, states: Sequence[_Sequence], lengths: Sequence[int], index: int) -> Array:
+        width = max(len(s.blocks[index]) for s in states)
+        table = np.full((len(states), width), -1, np.int32)
+        window = self.manifest.groups[index].window
+        for row, state in enumerate(states):
+            blocks = state.blocks[index]
+            table[row, : len(blocks)] = blocks
+            if window is not None:
+                unseen = max(0, state.tokens - window + 1) // self.block_size
+                table[row, :unseen] = -1
+        return table
+
+    def _slots(self, state: _Sequence, positions: Array, group: int) -> Array:
+        blocks = np.asarray(state.blocks[group])
+        return np.asarray(blocks[positions // self.block_size] * self.block_size + positions % self.block_size)
+
+
+class SourceModel:
+    """A source model in plain onnxruntime, one sequence at a time."""
+
+    def __init__(
+        self, model: Path, cache_shapes: Mapping[str, tuple[int | None, ...]], presents: Mapping[str, str]
+    ) -> None:
+        """`cache_shapes`: per cache input, None at the axis of tokens. `presents`: cache input -> output."""
+        self.session = ort.InferenceSession(str(model), session_options(optimise=True))
+        self.inputs = {i.name: i for i in self.session.get_inputs()}
+        self._shapes = cache_shapes
+        self._presents = presents
+        self._outputs = ["logits"] if "logits" in {o.name for o in self.session.get_outputs()} else []
+        self._outputs = self._outputs or [self.session.get_outputs()[0].name]
+
+    def logits(self, tokens: Sequence[int], *, chunk: int | None = None) -> Array:
+        """Teacher-forced logits `[tokens, vocab]` of one sequence, run at once or `chunk` tokens at a time."""
+        caches = self._empty()
+        step = chunk or len(tokens)
+        parts: list[Array] = []
+        for start in range(0, len(tokens), step):
+            piece = tokens[start : start + step]
+            last = start + step >= len(tokens)
+            results = self.session.run(
+                self._outputs + ([] if last else list(self._presents.values())), self._feeds(piece, start, caches)
+            )
+            parts.append(results[0].reshape(len(piece), -1))
+            if not last:
+                caches = dict(zip(self._presents, results[1:], strict=True))
+        return np.concatenate(parts)
+
+    def _empty(self) -> dict[str, Array]:
+        return {
+            name: np.zeros([0 if d is None else d for d in shape], _numpy_type(self.inputs[name].type))
+            for name, shape in self._shapes.items()
+        }
+
+    def _feeds(self, tokens: Sequence[int], past: int, caches: Mapping[str, Array]) -> dict[str, Array]:
+        feeds: dict[str, Array] = dict(caches)
+        new = len(tokens)
+        for name, info in self.inputs.items():
+            if name in feeds:
+                continue
+            kind = _numpy_type(info.type)
+            rank = len(info.shape)
+            if "mask" in name:
+                feeds[name] = np.ones((1, past + new), kind)
+            elif "position" in name:
+                feeds[name] = np.arange(past, past + new, dtype=kind).reshape((1,) * (rank - 1) + (new,))
+            elif kind == np.bool_:
+                feeds[name] = np.array([True])
+            elif rank <= 1:
+                feeds[name] = np.full([d if isinstance(d, int) else 1 for d in info.shape], past, kind)
+            else:
+                feeds[name] = np.asarray(tokens, kind)[None]
+        return feeds
+
+
+def _numpy_type(name: str) -> np.dtype[Any]:
+    inner = name.removeprefix("tensor(").removesuffix(")")
+    return np.dtype({"float": "float32", "double": "float64"}.get(inner, inner))

@@ -1,0 +1,212 @@
+"""The graph pass itself: analyse a model without touching it, then rewrite it in place.
+
+`PagedAttentionPass` is an `onnx_ir.passes.InPlacePass`: it plugs into any onnx_ir pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+from pagegraft.custom_ops import manifest as names
+from pagegraft.custom_ops import spec
+
+from .errors import NotConvertible
+from .graph import GraphView
+from .io_contract import SourceInterface, classify
+from .normalise import normalise
+from .options import ConvertOptions
+from .recognise.attention import find_score_anchors, recognise_scores
+from .recognise.cache import CacheIndex, resolve_cache_shapes
+from .recognise.probe import Probe
+from .recognise.site import AttentionSite
+from .recognise.structure import StructurePlan, plan_structure
+from .rewrite.builder import Builder
+from .rewrite.fold import clean_up, detach_caches, drop_identical_expands, fold
+from .rewrite.insert_op import PagedInputs, assign_groups, insert_attention
+from .rewrite.logits_rows import LogitsPlan, gather_logits, plan_logits
+from .rewrite.packed_tokens import graph_input, pack_tokens
+
+__all__ = ["Analysis", "PagedAttentionPass", "analyse", "rewrite"]
+
+#: Longest context probed when nobody states one.
+DEFAULT_LONGEST = 2048
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All that is known of a model before the first edit: every attention accepted, every other value proven."""
+
+    probe: Probe
+    sites: tuple[AttentionSite, ...]
+    structure: StructurePlan
+    logits: LogitsPlan
+    groups: tuple[names.CacheGroup, ...]
+    max_positions: int | None
+    input_names: tuple[str, ...] = ()
+    compute_dtype: ir.DataType = field(default=ir.DataType.FLOAT)
+
+    @property
+    def positions(self) -> Literal["position_ids", "past", "none"]:
+        """Which source of token positions the converted graph reads."""
+        if not self.structure.position_free:
+            return "position_ids"
+        return "past" if any(site.rotary is not None for site in self.sites) else "none"
+
+    @property
+    def interface(self) -> SourceInterface:
+        """Roles of the source's inputs and outputs."""
+        return self.probe.interface
+
+
+def analyse(model: ir.Model, *, max_positions: int | None = None) -> Analysis:
+    """Recognises everything in a normalised model without changing it. Raises NotConvertible with the reason."""
+    interface = classify(model.graph)
+    view = GraphView(model.graph, [interface.tokens], interface.caches)
+    refuse_batch_global_ops(model)
+    probe = Probe(model, view, interface)
+    caches = CacheIndex(view, interface)
+    resolve_cache_shapes(probe, caches)
+    probe.measure()
+    longest = max_positions or DEFAULT_LONGEST
+    anchors = find_score_anchors(view, caches)
+    sites = [recognise_scores(probe, caches, anchor, longest) for anchor in anchors]
+    if not sites:
+        raise NotConvertible(
+            "no attention was found",
+            hint="only decoder language models with attention can be converted",
+            kind="no-attention",
+        )
+    check_caches_are_explained(caches, sites)
+    limits = [site.score.limit for site in sites if site.score.limit is not None]
+    structure = plan_structure(probe, sites, min([longest, *limits]))
+    limits += [n for n in (structure.limit, max_positions) if n is not None]
+    return Analysis(
+        probe=probe,
+        sites=tuple(sites),
+        structure=structure,
+        logits=plan_logits(probe),
+        groups=assign_groups(sites),
+        max_positions=min(limits, default=None),
+        input_names=tuple(v.name or "" for v in model.graph.inputs),
+        compute_dtype=ir.DataType.from_numpy(probe.dtype(sites[0].query.value)),
+    )
+
+
+def refuse_batch_global_ops(model: ir.Model) -> None:
+    """Raises for ops whose result for one token depends on all tokens of the batch."""
+    for node in model.graph:
+        if node.op_type == "DynamicQuantizeLinear":
+            raise NotConvertible(
+                "activations are quantised per tensor at run time: a sequence's result would depend on what else is "
+                "in the batch",
+                node.name or "",
+                "convert the float model, or one with weight-only quantisation",
+                kind="dynamic-quantisation",
+            )
+
+
+def check_caches_are_explained(caches: CacheIndex, sites: list[AttentionSite]) -> None:
+    """Raises when a cache is read by something that no recognised attention accounts for."""
+    explained = {link.past for site in sites for link in (*site.key_cache, *site.value_cache)}
+    for node, links in caches.by_node.items():
+        for link in links:
+            if link.past not in explained:
+                raise NotConvertible(
+                    f"the past '{link.past.name}' is read by something that is no recognised attention",
+                    node.name or "",
+                    kind="cache",
+                )
+
+
+def rewrite(model: ir.Model, analysis: Analysis) -> tuple[names.CacheLayer, ...]:
+    """Edits an analysed model in place. Returns the cache geometry per layer."""
+    graph, probe = model.graph, analysis.probe
+    builder = Builder(graph)
+    joined = {
+        link.joined: link.new
+        for site in analysis.sites
+        for link in (*site.key_cache, *site.value_cache)
+        if link.new is not None
+    }
+    empty = {
+        cache: np.zeros([0 if d is None else d for d in probe.cache_shape(cache)], probe.dtype(cache))
+        for cache in analysis.interface.caches
+    }
+    packed = pack_tokens(builder, probe, analysis.structure)
+    inputs = PagedInputs(
+        cumulative=graph_input(names.CUMULATIVE, ir.DataType.INT32, "sequences_plus_one"),
+        past=graph_input(names.PAST, ir.DataType.INT32, "sequences"),
+        block_tables=tuple(
+            graph_input(g.block_table, ir.DataType.INT32, "sequences", f"{g.block_table}_width")
+            for g in analysis.groups
+        ),
+        slot_mappings=tuple(graph_input(g.slot_mapping, ir.DataType.INT32, "tokens") for g in analysis.groups),
+    )
+    rows = graph_input(names.LOGITS_INDICES, ir.DataType.INT32, "rows")
+    cache_inputs: list[ir.Value] = []
+    cache_outputs: list[ir.Value] = []
+    layers: list[names.CacheLayer] = []
+    for layer, site in enumerate(analysis.sites):
+        group = next(i for i, g in enumerate(analysis.groups) if layer in g.layers)
+        ins, outs = insert_attention(builder, site, layer, group, inputs, analysis.compute_dtype)
+        cache_inputs += ins
+        cache_outputs += outs
+        layers.append(_layer(site, group, analysis.compute_dtype))
+    drop_identical_expands(builder, probe)
+    old_logits = analysis.interface.logits
+    logits = gather_logits(builder, graph, analysis.logits, old_logits, rows)
+    graph.outputs[:] = [logits, *cache_outputs]
+    detach_caches(builder, joined, empty)
+    fold(builder, probe, analysis.structure)
+    graph.inputs[:] = [
+        packed.input_ids,
+        packed.position_ids,
+        inputs.cumulative,
+        inputs.past,
+        *inputs.block_tables,
+        *inputs.slot_mappings,
+        rows,
+        *cache_inputs,
+    ]
+    clean_up(model)
+    if any(node.domain == spec.PAGEGRAFT_DOMAIN for node in graph):
+        model.opset_imports.setdefault(spec.PAGEGRAFT_DOMAIN, 1)
+    # onnxruntime's own fusions put nodes of this domain into the graph and need its version from the model.
+    model.opset_imports.setdefault(spec.MICROSOFT_DOMAIN, 1)
+    return tuple(layers)
+
+
+def _layer(site: AttentionSite, group: int, dtype: ir.DataType) -> names.CacheLayer:
+    kind = str(dtype.numpy())
+    return names.CacheLayer(
+        group=group,
+        kv_heads=site.kv_heads,
+        key_head_size=site.key.size,
+        value_head_size=site.value.size,
+        key_dtype=kind,
+        value_dtype=kind,
+    )
+
+
+class PagedAttentionPass(ir.passes.InPlacePass):
+    """Rewrites a decoder in place: every attention becomes one PagedAttention node over packed tokens.
+
+    Raises NotConvertible, with the model unchanged but for normalisation, when a correct packed version cannot be
+    built. After a run `analysis` and `layers` hold what was found.
+    """
+
+    def __init__(self, options: ConvertOptions | None = None) -> None:
+        super().__init__()
+        self.options = options or ConvertOptions()
+        self.analysis: Analysis | None = None
+        self.layers: tuple[names.CacheLayer, ...] = ()
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Analyses and rewrites the model."""
+        normalise(model)
+        self.analysis = analyse(model, max_positions=self.options.max_positions)
+        self.layers = rewrite(model, self.analysis)
+        return ir.passes.PassResult(model, modified=True)

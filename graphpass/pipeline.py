@@ -1,0 +1,169 @@
+"""Converts a source model into a folder that the runtime loads, or says why not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pagegraft.custom_ops import manifest as names
+
+from .errors import NotConvertible, VerificationError
+from .normalise import Source, find_model, load, normalise
+from .options import ConvertOptions
+from .output import MODEL_FILE, check_output, data_file_facts, new_folder, write_model
+from .packed import PackedModel, SourceModel
+from .passes import Analysis, analyse, rewrite
+from .report import Refusal, Report, describe
+from .verify import Verification, compare, make_schedule
+
+__all__ = ["convert", "inspect"]
+
+Progress = Callable[[str], None]
+
+#: Keys under which model configurations state their longest context.
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
+#: Data files above this are not digested: the copy is a plain copy, and reading it again would double the time.
+_LARGEST_DIGESTED = 1 << 30
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def inspect(source: Path | str, options: ConvertOptions | None = None) -> Report:
+    """Says whether and how a model can be converted; writes nothing.
+
+    Raises SourceError for what is no readable model; a model that cannot be converted gives a report with `refusal`.
+    """
+    options = options or ConvertOptions()
+    found = find_model(Path(source))
+    model = load(found)
+    nodes = model.graph.num_nodes()
+    try:
+        normalise(model)
+        analysis = analyse(model, max_positions=longest_context(found, options))
+    except NotConvertible as error:
+        return Report(source=str(found.file), nodes_before=nodes, refusal=Refusal.of(error))
+    return describe(str(found.file), analysis, nodes_before=nodes)
+
+
+def convert(
+    source: Path | str, out: Path | str, options: ConvertOptions | None = None, *, progress: Progress = _silent
+) -> Report:
+    """Converts the model at `source` (a folder or an .onnx file) into the new folder `out`.
+
+    Raises SourceError, OutputError, NotConvertible or VerificationError; nothing is written then.
+    """
+    options = options or ConvertOptions()
+    found, out = find_model(Path(source)), Path(out)
+    check_output(out, found)
+    progress(f"reading {found.file.name}")
+    model = load(found)
+    nodes = model.graph.num_nodes()
+    normalise(model)
+    progress("recognising attention")
+    analysis = analyse(model, max_positions=longest_context(found, options))
+    report = describe(str(found.file), analysis, nodes_before=nodes)
+    progress(f"rewriting {len(analysis.sites)} attentions")
+    layers = rewrite(model, analysis)
+    with new_folder(out) as folder:
+        progress("writing the converted model")
+        files = write_model(model, found, folder, link=options.link)
+        manifest = _manifest(found, folder, files, analysis, layers, options)
+        verification: dict[str, Any] = {"verified": False, "reason": "not wanted"}
+        if options.verify:
+            result = _verify(found, folder, manifest, analysis, progress)
+            verification = {"verified": True, **result.to_dict()}
+        replace(manifest, verification=verification).save(folder)
+    return replace(
+        report,
+        nodes_after=model.graph.num_nodes(),
+        inputs_after=tuple(v.name or "" for v in model.graph.inputs),
+        verification=verification,
+    )
+
+
+def longest_context(source: Source, options: ConvertOptions) -> int | None:
+    """The longest context in tokens: the option, or what the source's configuration says, or None."""
+    if options.max_positions is not None:
+        return options.max_positions
+    for folder in (source.folder, source.folder.parent if source.folder.name == "onnx" else source.folder):
+        config = _read_json(folder / "config.json")
+        for part in (config, config.get("text_config", {})):
+            for key in _LENGTH_KEYS:
+                if isinstance(part, dict) and isinstance(part.get(key), int):
+                    return int(part[key])
+        length = _read_json(folder / "genai_config.json").get("model", {}).get("context_length")
+        if isinstance(length, int):
+            return length
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _manifest(
+    source: Source,
+    folder: Path,
+    files: list[str],
+    analysis: Analysis,
+    layers: tuple[names.CacheLayer, ...],
+    options: ConvertOptions,
+) -> names.Manifest:
+    small = all((folder / name).stat().st_size <= _LARGEST_DIGESTED for name in files)
+    return names.Manifest(
+        model_file=MODEL_FILE,
+        graph_digest=names.file_digest(folder / MODEL_FILE),
+        groups=analysis.groups,
+        layers=layers,
+        positions=analysis.positions,
+        vocab_size=analysis.logits.vocab,
+        compute_dtype=str(analysis.compute_dtype.numpy()),
+        max_positions=analysis.max_positions,
+        default_block_size=options.block_size,
+        target=options.target,
+        data_files=data_file_facts(folder, files, digests=small),
+        source={"file": source.file.name, "digest": names.file_digest(source.file)},
+    )
+
+
+def _verify(
+    source: Source, folder: Path, manifest: names.Manifest, analysis: Analysis, progress: Progress
+) -> Verification:
+    longest = min(verification_length(analysis), manifest.max_positions or 1 << 30)
+    # Small blocks, so that even short windows span several.
+    packed = PackedModel(folder / MODEL_FILE, manifest, num_blocks=4 + 3 * longest, block_size=4)
+    oracle = source_model(source, analysis)
+    schedule = make_schedule(manifest.vocab_size, longest)
+    result = compare(oracle, packed, schedule, dtype=manifest.compute_dtype, progress=progress)
+    if not result.passed:
+        raise VerificationError(
+            f"the converted model does not compute what {source.file} computes ({result.sentence()}); nothing was "
+            "written; please report this model"
+        )
+    progress(result.sentence())
+    return result
+
+
+def verification_length(analysis: Analysis) -> int:
+    """Tokens of the longest sequence that verification runs: past every window where that is affordable."""
+    windows = [g.window for g in analysis.groups if g.window is not None]
+    return max([48, *(w + 20 for w in windows if w <= 512)])
+
+
+def source_model(source: Source, analysis: Analysis) -> SourceModel:
+    """The source in onnxruntime, with its caches wired up."""
+    links = [link for site in analysis.sites for link in (*site.key_cache, *site.value_cache)]
+    return SourceModel(
+        source.file,
+        {c.name or "": analysis.probe.cache_shape(c) for c in analysis.interface.caches},
+        {link.past.name or "": link.present.name or "" for link in links if link.present is not None},
+    )

@@ -1,0 +1,203 @@
+"""Finds where caches enter the graph: each Concat that appends new keys or values to a past input, and its axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ..errors import NotConvertible
+from ..evaluate import Unevaluable
+from ..graph import CACHE, GraphView, node_inputs
+from ..io_contract import SourceInterface
+from .probe import Probe
+from .site import CacheLink
+
+__all__ = ["CacheIndex", "resolve_cache_shapes"]
+
+#: Fused attention nodes take their caches as `[batch, heads, past, size]`.
+_FUSED_TOKEN_AXIS = 2
+_FUSED_OPS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
+
+
+class CacheIndex:
+    """The links of every cache input, by the Concat (or fused node) that appends to it."""
+
+    def __init__(self, view: GraphView, interface: SourceInterface) -> None:
+        self.view = view
+        self.by_node: dict[ir.Node, list[CacheLink]] = {}
+        presents = {self._origin(v): v for v in interface.presents}
+        for node in view.graph:
+            for position, value in enumerate(node.inputs):
+                if value is None or view.taint(value) != CACHE:
+                    continue
+                link = self._link(node, position, value, presents)
+                if link is not None:
+                    self.by_node.setdefault(node, []).append(link)
+
+    def _link(
+        self, node: ir.Node, position: int, value: ir.Value, presents: dict[ir.Value, ir.Value]
+    ) -> CacheLink | None:
+        past = self._source(value)
+        if past is None:
+            return None
+        if node.op_type == "Concat":
+            others = [v for i, v in enumerate(node.inputs) if i != position and v is not None]
+            if len(others) != 1 or position != 0:
+                raise NotConvertible(
+                    f"new tokens are not appended behind the past '{past.name}'", node.name or "", kind="cache"
+                )
+            joined, new = node.outputs[0], others[0]
+        elif node.op_type in _FUSED_OPS:
+            outs = [o for o in node.outputs if self.view.taint(o) and o in presents]
+            names = {i: o for o in outs for i in [o.index()]}
+            index = 1 if not any(link.past is not past for link in self.by_node.get(node, ())) else 2
+            joined, new = names.get(index, node.outputs[min(index, len(node.outputs) - 1)]), None
+        else:
+            return None
+        return CacheLink(past=past, node=node, joined=joined, new=new, present=presents.get(joined))
+
+    def _source(self, value: ir.Value) -> ir.Value | None:
+        """The cache input that a value of cache data alone comes from."""
+        stack, found, seen = [value], set(), set()
+        while stack:
+            current = stack.pop()
+            producer = current.producer()
+            if producer is None:
+                if self.view.taint(current) == CACHE:
+                    found.add(current)
+            elif producer not in seen:
+                seen.add(producer)
+                stack.extend(v for v in node_inputs(producer) if self.view.taint(v))
+        return found.pop() if len(found) == 1 else None
+
+    def _origin(self, output: ir.Value) -> ir.Value:
+        """The value that a present output is a rearrangement of."""
+        value = output
+        while (producer := value.producer()) is not None and producer.op_type in (
+            "Identity",
+            "Transpose",
+            "Reshape",
+            "Cast",
+            "Unsqueeze",
+            "Squeeze",
+        ):
+            source = producer.inputs[0]
+            if source is None:
+                break
+            value = source
+        return value
+
+    def reached_from(self, value: ir.Value) -> tuple[list[CacheLink], bool]:
+        """Links that a value's token data passes through, and whether all of it does.
+
+        A key or value operand comes from its cache alone; a query reaches the tokens by way of no cache.
+        """
+        links: dict[ir.Node, list[CacheLink]] = {}
+        complete = True
+        stack, seen = [value], set()
+        while stack:
+            current = stack.pop()
+            producer = current.producer()
+            if producer is None:
+                complete &= not self.view.is_data(current)
+                continue
+            if producer in seen:
+                continue
+            seen.add(producer)
+            if producer in self.by_node and producer.op_type == "Concat":
+                links[producer] = self.by_node[producer]
+                continue
+            stack.extend(self.view.tainted_inputs(producer))
+            if not complete:
+                break
+        return [link for group in links.values() for link in group], complete
+
+
+def resolve_cache_shapes(probe: Probe, index: CacheIndex) -> None:
+    """States every cache input's shape for batch 1. Raises NotConvertible for a state that does not grow by tokens."""
+    links = {link.past: link for group in index.by_node.values() for link in group}
+    for cache in probe.interface.caches:
+        link = links.get(cache)
+        if link is None:
+            _refuse_state(cache)
+            continue
+        axis = _token_axis(link)
+        shape = [_static(d) for d in (cache.shape or ())]
+        if shape[axis] is not None:
+            _refuse_state(cache)
+        known: list[int | None] = list(shape)
+        if any(d is None for i, d in enumerate(shape) if i != axis):
+            known = _complete(probe, link, shape, axis)
+        known[axis] = None
+        probe.set_cache_shape(cache, tuple(known))
+
+
+def _static(dim: int | ir.SymbolicDim) -> int | None:
+    if isinstance(dim, int):
+        return dim
+    text = str(dim.value) if dim.value is not None else ""
+    return int(text) if text.isdigit() else None
+
+
+def _token_axis(link: CacheLink) -> int:
+    rank = len(link.past.shape or ())
+    if link.new is None:
+        return _FUSED_TOKEN_AXIS
+    axis = link.node.attributes["axis"].as_int() % rank
+    value = link.node.inputs[0]
+    while value is not None and (producer := value.producer()) is not None:
+        if producer.op_type == "Transpose":
+            axis = list(producer.attributes["perm"].as_ints())[axis]
+        elif producer.op_type not in ("Cast", "Identity"):
+            raise NotConvertible(
+                f"the past '{link.past.name}' is rearranged by {producer.op_type} before new tokens are appended",
+                producer.name or "",
+                kind="cache",
+            )
+        value = producer.inputs[0]
+    return axis
+
+
+def _complete(probe: Probe, link: CacheLink, shape: Sequence[int | None], axis: int) -> list[int | None]:
+    """Fills symbolic dimensions from what is appended to the cache, or from the fused node's attributes."""
+    if link.new is None:
+        return _complete_fused(probe, link, shape)
+    guess = [1 if d is None else d for d in shape]
+    feeds = {**probe.graph_feeds(3, 2), **probe.cache_feeds(2)}
+    for other in probe.interface.caches:
+        if other not in feeds:
+            dims = [_static(d) or 1 for d in (other.shape or ())]
+            dims[axis] = 2
+            feeds[other] = np.zeros(dims, other.dtype.numpy())  # type: ignore[union-attr]
+    guess[axis] = 2
+    feeds[link.past] = np.zeros(guess, link.past.dtype.numpy())  # type: ignore[union-attr]
+    actual = probe.evaluator.run([link.new], feeds, light=True)[0].shape
+    return [actual[i] if d is None else d for i, d in enumerate(shape)]
+
+
+def _complete_fused(probe: Probe, link: CacheLink, shape: Sequence[int | None]) -> list[int | None]:
+    attributes = link.node.attributes
+    heads = attributes["kv_num_heads"].as_int() if "kv_num_heads" in attributes else None
+    filled: list[int | None] = [1, heads if shape[1] is None else shape[1], None, shape[3]]
+    if shape[3] is None and link.node.op_type == "GroupQueryAttention" and heads:
+        feeds = {**probe.graph_feeds(3, 2), **probe.cache_feeds(2)}
+        query, key = link.node.inputs[0], link.node.inputs[1]
+        if query is None:
+            raise Unevaluable("a fused attention has no query", link.node.name or "")
+        width = probe.evaluator.run([query], feeds, light=True)[0].shape[-1]
+        query_heads = attributes["num_heads"].as_int()
+        filled[3] = width // (query_heads + (0 if key is not None else 2 * heads))
+    if any(d is None for i, d in enumerate(filled) if i != _FUSED_TOKEN_AXIS):
+        raise Unevaluable(f"the shape of cache '{link.past.name}' is not known", link.node.name or "")
+    return filled
+
+
+def _refuse_state(cache: ir.Value) -> None:
+    users = sorted({n.op_type for n, _ in cache.uses()})
+    raise NotConvertible(
+        f"input '{cache.name}' is a state that does not grow by one entry a token (read by {', '.join(users)})",
+        hint="convolution and recurrent states cannot be paged",
+        kind="state",
+    )

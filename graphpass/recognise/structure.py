@@ -1,0 +1,336 @@
+"""Proves what the structural values of a graph become when many sequences are packed into one row of tokens.
+
+Structural values that the packed graph still reads (rotary tables, position lookups, shapes) were computed for one
+sequence from lengths, mask and positions. Here the ones that equal the token positions are found by value, the ones
+that are constant or shapes are found by value, and every one of them is shown to be right for a ragged batch:
+evaluated on packed positions, it must be what the source gives each sequence by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..errors import NotConvertible
+from ..evaluate import Array, Unevaluable
+from ..graph import is_constant, node_inputs
+from .probe import Probe, Size
+from .score import reachable_integers
+from .site import AttentionSite
+
+__all__ = ["StructurePlan", "plan_structure"]
+
+#: Values with more elements than this are not turned into constants.
+_LARGEST_CONSTANT = 1 << 16
+
+
+@dataclass(frozen=True)
+class StructurePlan:
+    """What to do with the structural values that stay alive.
+
+    `positions`: values to replace by the token positions plus a constant. `constants`: values that never change.
+    `shapes`: shape operands that are constant but for one element, which is -1 here. `position_free`: nothing reads
+    positions any more. `limit`: the longest context that the source's tables allow, None when none was met.
+    """
+
+    positions: Mapping[ir.Value, int] = field(default_factory=dict)
+    constants: Mapping[ir.Value, Array] = field(default_factory=dict)
+    shapes: Mapping[ir.Value, Array] = field(default_factory=dict)
+    position_free: bool = False
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class _Boundary:
+    """A structural value that a token-dependent node reads."""
+
+    value: ir.Value
+    user: ir.Node
+    inside_tail: bool
+
+
+def plan_structure(probe: Probe, sites: Sequence[AttentionSite], longest: int) -> StructurePlan:
+    """Finds and proves the plan. Raises NotConvertible for a value that packing would change."""
+    boundaries = _boundaries(probe, sites)
+    cone = _cone([b.value for b in boundaries])
+    limit = _length_limit(probe, [b.value for b in boundaries], longest)
+    longest = limit or longest
+    positions = _find_positions(probe, boundaries, cone)
+    proven: set[ir.Value] = set()
+    for boundary in boundaries:
+        if boundary.value not in proven:
+            _prove(probe, boundary, positions, longest)
+            proven.add(boundary.value)
+    constants, shapes = _folds(probe, cone, positions)
+    live = _reads_positions(probe, boundaries, positions, constants)
+    return StructurePlan(positions, constants, shapes, position_free=not live, limit=limit)
+
+
+def _length_limit(probe: Probe, values: Sequence[ir.Value], longest: int) -> int | None:
+    """The longest context that the source's own tables allow, when it is shorter than `longest`."""
+    values = list(dict.fromkeys(values))
+    if not values:
+        return None
+
+    def runs(length: int) -> bool:
+        try:
+            probe.structural(values, *((1, length - 1) if probe.has_past else (length, 0)))
+        except Unevaluable:
+            return False
+        return True
+
+    if runs(longest):
+        return None
+    low, high = 2, longest
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if runs(middle) else (low, middle)
+    return low
+
+
+def _boundaries(probe: Probe, sites: Sequence[AttentionSite]) -> list[_Boundary]:
+    """Structural inputs of token-dependent nodes that stay alive when attention is replaced."""
+    jump = {s.output.value: s for s in sites}
+    tails = _tails(probe, sites)
+    found: list[_Boundary] = []
+    seen: set[ir.Node] = set()
+    stack = [probe.interface.logits]
+    while stack:
+        value = stack.pop()
+        if value in jump:
+            site = jump[value]
+            stack.extend((site.query.value, site.key.value, site.value.value))
+            continue
+        node = value.producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for operand in node_inputs(node):
+            if probe.view.taint(operand):
+                stack.append(operand)
+            elif not is_constant(operand):
+                found.append(_Boundary(operand, node, node in tails))
+    return found
+
+
+def _tails(probe: Probe, sites: Sequence[AttentionSite]) -> set[ir.Node]:
+    """Nodes between a cache and the operand taken from it: they see all tokens in the source, new ones when packed."""
+    nodes: set[ir.Node] = set()
+    for site in sites:
+        for operand, links in ((site.key, site.key_cache), (site.value, site.value_cache)):
+            joined = [link.joined for link in links if link.new is not None]
+            if joined:
+                nodes.update(probe.view.between(joined + [link.new for link in links if link.new], operand.value))
+    return {n for n in nodes if any(probe.view.taint(v) for v in n.inputs)}
+
+
+def _cone(values: Iterable[ir.Value]) -> list[ir.Value]:
+    """All non-constant values that the given structural values are computed from, themselves included."""
+    found: dict[ir.Value, None] = {}
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if value in found or is_constant(value):
+            continue
+        found[value] = None
+        producer = value.producer()
+        if producer is not None and producer.op_type not in ("Shape", "Size"):
+            stack.extend(node_inputs(producer))
+    return list(found)
+
+
+def _position_sizes(probe: Probe) -> list[Size]:
+    return [(5, 0), (3, 4), (4, 9), (1, 12)] if probe.has_past else [(5, 0), (3, 0), (11, 0)]
+
+
+def _find_positions(probe: Probe, boundaries: Sequence[_Boundary], cone: Sequence[ir.Value]) -> dict[ir.Value, int]:
+    """Values equal to the positions of the new tokens plus a constant that are not computed from the input for them."""
+    sizes = _position_sizes(probe)
+    values = [v for v in cone if v.producer() is not None]
+    if not values:
+        return {}
+    runs = [probe.structural(values, n, p) for n, p in sizes]
+    offsets: dict[ir.Value, int] = {}
+    for index, value in enumerate(values):
+        offset = _offset([run[index] for run in runs], sizes)
+        if offset is not None:
+            offsets[value] = offset
+    chosen: dict[ir.Value, int] = {}
+    seen: set[ir.Value] = set()
+    stack = [b.value for b in boundaries]
+    while stack:
+        value = stack.pop()
+        if value in seen or is_constant(value):
+            continue
+        seen.add(value)
+        if value in offsets:
+            if _needs_replacing(probe, value):
+                origin = _most_upstream(value, offsets)
+                chosen[origin] = offsets[origin]
+            continue
+        producer = value.producer()
+        if producer is not None and producer.op_type not in ("Shape", "Size"):
+            stack.extend(node_inputs(producer))
+    return chosen
+
+
+def _offset(arrays: Sequence[Array], sizes: Sequence[Size]) -> int | None:
+    found: set[int] = set()
+    for array, (new, past) in zip(arrays, sizes, strict=True):
+        if array.size != new or array.dtype.kind not in "if":
+            return None
+        difference = array.reshape(-1).astype(np.float64) - np.arange(past, past + new)
+        if not np.all(difference == difference[0]) or difference[0] != int(difference[0]):
+            return None
+        found.add(int(difference[0]))
+    return found.pop() if len(found) == 1 else None
+
+
+def _needs_replacing(probe: Probe, value: ir.Value) -> bool:
+    """True unless the value is computed from the position input alone (and the number of new tokens)."""
+    inputs = {v for v in _cone([value]) if v.producer() is None}
+    if probe.interface.positions not in inputs:
+        return True
+    return probe.interface.mask in inputs
+
+
+def _most_upstream(value: ir.Value, offsets: Mapping[ir.Value, int]) -> ir.Value:
+    while (producer := value.producer()) is not None:
+        nearer = [v for v in node_inputs(producer) if v in offsets]
+        if len(nearer) != 1:
+            break
+        value = nearer[0]
+    return value
+
+
+def packed_feeds(
+    probe: Probe, values: Sequence[ir.Value], positions: Mapping[ir.Value, int], packed: Array
+) -> dict[ir.Value, Array]:
+    """Feeds that evaluate structural values of the source graph as the packed graph will: one row of tokens, no past,
+    and the packed positions wherever positions are read."""
+    tokens = packed.size
+    feeds = probe.structural_feeds(values, tokens, 0)
+    given = probe.interface.positions
+    if given is not None and given in feeds:
+        feeds[given] = packed.astype(feeds[given].dtype).reshape(feeds[given].shape)
+    for value, offset in positions.items():
+        shape, kind = _position_form(probe, value, tokens)
+        feeds[value] = (packed + offset).astype(kind).reshape(shape)
+    return feeds
+
+
+def _position_form(probe: Probe, value: ir.Value, tokens: int) -> tuple[tuple[int, ...], Any]:
+    array = probe.structural([value], tokens, 0)[0]
+    return array.shape, array.dtype
+
+
+def _ragged_batches(probe: Probe, value: ir.Value, longest: int) -> list[tuple[Size, Size]]:
+    """Pairs of sequences to pack: ordinary ones, around each constant that the value reaches, and the longest."""
+    if not probe.has_past:
+        sizes: list[tuple[Size, Size]] = [((3, 0), (5, 0)), ((6, 0), (2, 0))]
+        constants = [c for c in reachable_integers([value], set()) if 4 <= c < min(longest, 1024)]
+        return sizes + [((c + 1, 0), (3, 0)) for c in constants] + [((min(longest, 1024), 0), (2, 0))]
+    pairs: list[tuple[Size, Size]] = [((3, 4), (2, 9)), ((4, 0), (1, 17)), ((1, longest - 1), (3, 0))]
+    for c in sorted(reachable_integers([value], set())):
+        if 4 <= c <= longest - 2:
+            pairs.extend([((2, c - 1), (3, 1)), ((3, 0), (1, c)), ((1, c + 1), (2, 2))])
+    return [pair for pair in pairs if all(p >= 0 and n + p <= longest for n, p in pair)]
+
+
+def _prove(probe: Probe, boundary: _Boundary, positions: Mapping[ir.Value, int], longest: int) -> None:
+    value = boundary.value
+    for first, second in _ragged_batches(probe, value, longest):
+        packed = np.concatenate([np.arange(p, p + n) for n, p in (first, second)])
+        actual = probe.evaluator.run([value], packed_feeds(probe, [value], positions, packed))[0]
+        alone = [probe.structural([value], n, p)[0] for n, p in (first, second)]
+        if _concatenates(actual, alone, packed.size):
+            continue
+        at_zero = probe.structural([value], packed.size, 0)[0]
+        if _same(actual, at_zero) and (boundary.inside_tail or _ignores_past(probe, value, first)):
+            continue
+        raise NotConvertible(
+            f"'{value.name}' mixes the tokens of a batch: for sequences of {first} and {second} (new, past) tokens "
+            "packed together it is not what each gets alone",
+            boundary.user.name or "",
+            f"if it switches at a length, convert for shorter contexts with --max-positions (now {longest})",
+            kind="batch-global",
+        )
+
+
+def _concatenates(actual: Array, alone: Sequence[Array], tokens: int) -> bool:
+    """True when `actual` is the parts one behind the other along its token axis, or equal to each of them."""
+    if all(_same(actual, part) for part in alone):
+        return True
+    for axis, dim in enumerate(actual.shape):
+        if dim == tokens and all(p.ndim == actual.ndim for p in alone):
+            shapes = {p.shape[:axis] + p.shape[axis + 1 :] for p in alone}
+            if len(shapes) == 1 and _same(actual, np.concatenate(alone, axis)):
+                return True
+    return False
+
+
+def _same(left: Array, right: Array) -> bool:
+    if left.shape != right.shape:
+        return False
+    if left.dtype.kind == "f":
+        return bool(np.allclose(left, right, rtol=1e-4, atol=1e-5, equal_nan=True))
+    return bool(np.array_equal(left, right))
+
+
+def _ignores_past(probe: Probe, value: ir.Value, size: Size) -> bool:
+    new, past = size
+    if value.dtype is not None and value.dtype.is_floating_point():
+        return False
+    return _same(probe.structural([value], new, past)[0], probe.structural([value], new, 0)[0])
+
+
+def _folds(
+    probe: Probe, cone: Sequence[ir.Value], positions: Mapping[ir.Value, int]
+) -> tuple[dict[ir.Value, Array], dict[ir.Value, Array]]:
+    """Values that are the same for every number of tokens and every position, and shapes with one varying element."""
+    values = [v for v in cone if v.producer() is not None and v not in positions]
+    if not values:
+        return {}, {}
+    runs: list[list[Array]] = []
+    for tokens, start in ((2, 0), (3, 5), (7, 11), (64, 100)):
+        packed = np.arange(start, start + tokens)
+        runs.append(probe.evaluator.run(values, packed_feeds(probe, values, positions, packed)))
+    constants: dict[ir.Value, Array] = {}
+    shapes: dict[ir.Value, Array] = {}
+    for index, value in enumerate(values):
+        arrays = [run[index] for run in runs]
+        first = arrays[0]
+        if first.size > _LARGEST_CONSTANT or any(a.shape != first.shape for a in arrays):
+            continue
+        varying = np.zeros(first.shape, bool)
+        for array in arrays[1:]:
+            varying |= array != first
+        if not varying.any():
+            constants[value] = first
+        elif first.dtype == np.int64 and first.ndim == 1 and varying.sum() == 1 and not np.any(first[~varying] < 0):
+            shapes[value] = np.where(varying, -1, first)
+    return constants, shapes
+
+
+def _reads_positions(
+    probe: Probe,
+    boundaries: Sequence[_Boundary],
+    positions: Mapping[ir.Value, int],
+    constants: Mapping[ir.Value, Array],
+) -> bool:
+    seen: set[ir.Value] = set()
+    stack = [b.value for b in boundaries]
+    while stack:
+        value = stack.pop()
+        if value in positions or value is probe.interface.positions:
+            return True
+        producer = value.producer()
+        if value in seen or value in constants or producer is None or producer.op_type in ("Shape", "Size"):
+            continue
+        seen.add(value)
+        stack.extend(node_inputs(producer))
+    return False

@@ -1,0 +1,130 @@
+"""Puts a PagedAttention node in the place of each recognised attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from pagegraft.custom_ops import manifest as names
+from pagegraft.custom_ops import spec
+
+from ..recognise.site import AttentionSite, Operand
+from .builder import Builder
+
+__all__ = ["PagedInputs", "assign_groups", "insert_attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedInputs:
+    """The graph inputs that every PagedAttention node shares; block tables and slots per cache group."""
+
+    cumulative: ir.Value
+    past: ir.Value
+    block_tables: tuple[ir.Value, ...]
+    slot_mappings: tuple[ir.Value, ...]
+
+
+def assign_groups(sites: Sequence[AttentionSite]) -> tuple[names.CacheGroup, ...]:
+    """Cache groups by retention: the full one first, then windows from large to small. A sole group has plain names."""
+    windows = {site.score.window for site in sites}
+    ordered = sorted(windows, key=lambda w: -(w if w is not None else 1 << 62))
+    first_number = 0 if None in windows or len(windows) == 1 else 1
+    return tuple(
+        names.CacheGroup(
+            window=window,
+            layers=tuple(i for i, site in enumerate(sites) if site.score.window == window),
+            block_table=names.block_table_name(first_number + number),
+            slot_mapping=names.slot_mapping_name(first_number + number),
+        )
+        for number, window in enumerate(ordered)
+    )
+
+
+def attributes_of(site: AttentionSite) -> spec.AttentionAttributes:
+    """The op's attributes for a site."""
+    scale = site.score.scale * site.query.scale * site.key.scale
+    return spec.AttentionAttributes(
+        num_heads=site.heads,
+        kv_num_heads=site.kv_heads,
+        scale=float(np.float32(scale)),
+        softcap=float(np.float32(site.score.softcap)),
+        local_window_size=-1 if site.score.window is None else site.score.window,
+        do_rotary=int(site.rotary is not None),
+        rotary_interleaved=int(site.rotary is not None and site.rotary.interleaved),
+        rotary_offset=0 if site.rotary is None else site.rotary.offset,
+        qk_norm_epsilon=float(np.float32(site.norm_epsilon)),
+        alibi_slopes=tuple(float(np.float32(s)) for s in site.score.slopes),
+    )
+
+
+def insert_attention(
+    builder: Builder, site: AttentionSite, layer: int, group: int, inputs: PagedInputs, dtype: ir.DataType
+) -> tuple[list[ir.Value], list[ir.Value]]:
+    """Inserts one node and rewires its output. Returns its cache inputs and cache outputs (key, value)."""
+    caches = [
+        _cache_input(layer, part, operand, dtype, inputs.block_tables[group].name or "")
+        for part, operand in (("key", site.key), ("value", site.value))
+    ]
+    kind = dtype.numpy()
+    tables = {} if site.rotary is None else {"cos_cache": site.rotary.cos, "sin_cache": site.rotary.sin}
+    weights = {"q_norm_weight": site.q_norm, "k_norm_weight": site.k_norm, **tables}
+    if site.score.sinks:
+        weights["head_sink"] = np.array(site.score.sinks)
+    named: dict[str, ir.Value | None] = {
+        "query": _rows(builder, site.query),
+        "key": _rows(builder, site.key),
+        "value": _rows(builder, site.value),
+        "key_cache": caches[0],
+        "value_cache": caches[1],
+        "cumulative_sequence_length": inputs.cumulative,
+        "past_seqlens": inputs.past,
+        "block_table": inputs.block_tables[group],
+        "slot_mapping": inputs.slot_mappings[group],
+        **{name: builder.constant(array.astype(kind), name) for name, array in weights.items() if array is not None},
+    }
+    attributes = attributes_of(site)
+    own = spec.needs_pagegraft_domain(
+        attributes, compute_dtype=str(kind), head_size=site.key.size, value_head_size=site.value.size
+    )
+    outputs = builder.node(
+        spec.OP_TYPE,
+        spec.ordered_inputs(named),
+        attributes.to_dict(),
+        domain=spec.PAGEGRAFT_DOMAIN if own else spec.MICROSOFT_DOMAIN,
+        outputs=3,
+        stem=f"layer_{layer}/{spec.OP_TYPE}",
+    )
+    for out, cache, part in zip(outputs[1:], caches, ("key", "value"), strict=True):
+        out.name = names.cache_name(layer, part, present=True)
+        out.shape, out.type = cache.shape, cache.type
+    outputs[0].type = ir.TensorType(dtype)
+    outputs[0].shape = ir.Shape(["tokens", site.heads * site.value.size])
+    _rewire(builder, site, outputs[0])
+    return caches, outputs[1:]
+
+
+def _rows(builder: Builder, operand: Operand) -> ir.Value:
+    """The operand as `[T, heads * size]`."""
+    value = operand.value if operand.perm is None else builder.transpose(operand.value, operand.perm)
+    return builder.reshape(value, [-1, operand.heads * operand.size])
+
+
+def _rewire(builder: Builder, site: AttentionSite, attended: ir.Value) -> None:
+    replaced = site.output.value
+    users = list(replaced.uses())
+    value = builder.reshape(attended, site.output.dims)
+    if site.output.perm is not None:
+        value = builder.transpose(value, site.output.perm)
+    for user, position in users:
+        user.replace_input_with(position, value)
+
+
+def _cache_input(layer: int, part: str, operand: Operand, dtype: ir.DataType, table: str) -> ir.Value:
+    blocks = table.replace("block_table", "num_blocks")
+    return ir.Value(
+        name=names.cache_name(layer, part),
+        shape=ir.Shape([blocks, "block_size", operand.heads, operand.size]),
+        type=ir.TensorType(dtype),
+    )

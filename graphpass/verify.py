@@ -1,0 +1,141 @@
+"""Runs a converted model against its source: the source, one sequence at a time, is the oracle.
+
+Random tokens, several sequences of mixed length that join at different steps, chunked, teacher-forced. Logits must
+agree within a tolerance stated by element type, relative to their standard deviation, and within a small fraction of
+what removing the context changes (a model may ignore its context so well that tolerance alone proves little).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from .evaluate import Array
+from .packed import PackedModel, SourceModel
+
+__all__ = ["CONTEXT_FRACTION", "TOLERANCES", "Schedule", "Verification", "compare", "make_schedule"]
+
+#: Largest difference of logits, as a fraction of their standard deviation.
+TOLERANCES = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1}
+#: Largest difference of logits, as a fraction of the effect that removing the context has.
+CONTEXT_FRACTION = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.2}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Token sequences and the steps that compute them: per step, (sequence, number of tokens)."""
+
+    sequences: tuple[tuple[int, ...], ...]
+    steps: tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What a comparison found. Differences are maxima over all logits of all tokens."""
+
+    passed: bool
+    difference: float
+    tolerance: float
+    context_fraction: float
+    context_limit: float
+    tokens: int
+    sequences: int
+    longest: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the manifest and reports."""
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """One line for people."""
+        verdict = "verified" if self.passed else "WRONG"
+        return (
+            f"{verdict}: {self.tokens} tokens of {self.sequences} sequences, logits within {self.difference:.1e} of "
+            f"their deviation (limit {self.tolerance:.0e}) and {self.context_fraction:.2%} of the context's effect "
+            f"(limit {self.context_limit:.0%})"
+        )
+
+
+def make_schedule(vocab: int, longest: int, *, seed: int = 0, budget: int = 24) -> Schedule:
+    """Eight sequences of mixed length up to `longest`, arriving one a step, computed under a small token budget."""
+    rng = np.random.default_rng(seed)
+    lengths = [longest, 1, 2, max(3, longest // 2), 5, max(3, longest // 3), 9, max(4, longest - 3)]
+    lengths = [min(n, longest) for n in lengths]
+    sequences = [tuple(int(t) for t in rng.integers(0, vocab, n)) for n in lengths]
+    done = [0] * len(sequences)
+    steps: list[tuple[tuple[int, int], ...]] = []
+    while any(d < n for d, n in zip(done, lengths, strict=True)):
+        arrived = min(len(sequences), len(steps) + 2)
+        left = budget
+        step: list[tuple[int, int]] = []
+        for index in rng.permutation(arrived):
+            rest = lengths[index] - done[index]
+            # A mix of single tokens and chunks, as decoding and prefilling sequences make it.
+            count = min(rest, left, 1 if rng.random() < 0.4 else int(rng.integers(1, 12)))
+            if count > 0:
+                step.append((int(index), count))
+                done[index] += count
+                left -= count
+        steps.append(tuple(step))
+    return Schedule(tuple(sequences), tuple(steps))
+
+
+def run_packed(packed: PackedModel, schedule: Schedule) -> list[Array]:
+    """Logits `[tokens, vocab]` per sequence from the converted model, following the schedule."""
+    done = [0] * len(schedule.sequences)
+    parts: list[list[Array]] = [[] for _ in schedule.sequences]
+    for step in schedule.steps:
+        work = []
+        for index, count in step:
+            work.append((index, schedule.sequences[index][done[index] : done[index] + count]))
+            done[index] += count
+        for (index, _), logits in zip(step, packed.step(work), strict=True):
+            parts[index].append(logits)
+    return [np.concatenate(p) for p in parts]
+
+
+def compare(
+    source: SourceModel,
+    packed: PackedModel,
+    schedule: Schedule,
+    *,
+    dtype: str = "float32",
+    progress: Callable[[str], None] = lambda _: None,
+) -> Verification:
+    """Runs both and compares every token's logits."""
+    progress("running the source, one sequence at a time")
+    expected = [source.logits(tokens).astype(np.float64) for tokens in schedule.sequences]
+    progress("running the converted model, packed")
+    actual = [logits.astype(np.float64) for logits in run_packed(packed, schedule)]
+    alone = _without_context(source, schedule.sequences)
+    deviation = float(np.std(np.concatenate(expected)))
+    effect = float(np.sqrt(np.mean((np.concatenate(expected) - np.concatenate(alone)) ** 2)))
+    gap = np.abs(np.concatenate(actual) - np.concatenate(expected))
+    largest = float(np.max(gap)) if np.all(np.isfinite(gap)) else float("inf")
+    difference = largest / max(deviation, 1e-30)
+    typical = float(np.sqrt(np.mean(gap**2))) if np.isfinite(largest) else float("inf")
+    fraction = typical / effect if effect > 0 else float("inf")
+    tolerance, limit = TOLERANCES[dtype], CONTEXT_FRACTION[dtype]
+    return Verification(
+        passed=bool(difference <= tolerance and fraction <= limit),
+        difference=difference,
+        tolerance=tolerance,
+        context_fraction=fraction,
+        context_limit=limit,
+        tokens=sum(map(len, schedule.sequences)),
+        sequences=len(schedule.sequences),
+        longest=max(map(len, schedule.sequences)),
+    )
+
+
+def _without_context(source: SourceModel, sequences: Sequence[Sequence[int]]) -> list[Array]:
+    """Each token's logits when it is a sequence of its own."""
+    known: dict[int, Array] = {}
+    for tokens in sequences:
+        for token in tokens:
+            if token not in known:
+                known[token] = source.logits([token])[0].astype(np.float64)
+    return [np.stack([known[t] for t in tokens]) for tokens in sequences]
