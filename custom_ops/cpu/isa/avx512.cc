@@ -1,0 +1,100 @@
+// AVX-512 (F, BW, DQ, VL) with F16C: 16 lanes.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#include <immintrin.h>
+
+#include "../work.h"
+
+namespace pagegraft {
+namespace {
+
+struct Simd {
+  using F = __m512;
+  static constexpr int W = 16;
+  static constexpr const char* kName = "avx512";
+  static constexpr int kTileKeys = 8;      // keys of a QK^T microtile (by 2 vectors of rows)
+  static constexpr int kTileRows = 8;      // rows of a PV microtile (by 2 vectors of channels)
+  static constexpr int kFewVectors = 4;    // vectors of channels of a few-rows PV step (by 4 rows)
+
+  static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  static F set1(float x) { return _mm512_set1_ps(x); }
+  static F zero() { return _mm512_setzero_ps(); }
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm512_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }  // b where either is NaN
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  // a < b ? x : y
+  static F select_less(F a, F b, F x, F y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x); }
+  // 2^n for integral n whose bits were left in the mantissa by adding 1.5 * 2^23
+  static F scale_by_power(F x, F magic) {
+    const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(magic), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), n));
+  }
+  static float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
+  static float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
+
+  static F load_float16(const std::uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static F load_bfloat16(const std::uint8_t* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  }
+  static F load_int8(const std::uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  // Through float16: a shift moves exponent and mantissa in place, 2^8 corrects the bias.
+  static F load_float8(const std::uint8_t* p) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m256i wide = _mm256_cvtepi8_epi16(codes);
+    const __m256i sign = _mm256_and_si256(wide, _mm256_set1_epi16(static_cast<short>(0x8000)));
+    const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+    const __m256i half = _mm256_or_si256(sign, _mm256_slli_epi16(magnitude, 7));
+    const F x = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.f));
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x7f));
+    return _mm512_mask_blend_ps(nan, x, _mm512_set1_ps(__builtin_nanf("")));
+  }
+  static F load_int4(const std::uint8_t* p) {
+    const __m128i bytes = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m128i low = _mm_and_si128(bytes, _mm_set1_epi16(0x0f));
+    const __m128i high = _mm_slli_epi16(_mm_and_si128(bytes, _mm_set1_epi16(0xf0)), 4);
+    const __m512i codes = _mm512_cvtepu8_epi32(_mm_or_si128(low, high));
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(codes, _mm512_set1_epi32(8)));
+  }
+
+  // The sums of 16 vectors as one vector.
+  static F reduce_each(const F* a) {
+    __m512 b[8], c[4];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      b[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512d lo = _mm512_castps_pd(b[2 * i]), hi = _mm512_castps_pd(b[2 * i + 1]);
+      c[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(lo, hi)), _mm512_castpd_ps(_mm512_unpackhi_pd(lo, hi)));
+    }
+    // c[i] holds, in each 128-bit lane, partial sums of vectors 4i .. 4i+3.
+    const __m512 d0 = _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
+    const __m512 d1 = _mm512_add_ps(_mm512_shuffle_f32x4(c[2], c[3], 0x88), _mm512_shuffle_f32x4(c[2], c[3], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(d0, d1, 0x88), _mm512_shuffle_f32x4(d0, d1, 0xdd));
+  }
+};
+
+}  // namespace
+}  // namespace pagegraft
+
+#include "generic.inl"
+
+namespace pagegraft {
+const Isa* avx512_isa() { return &kIsa; }
+}  // namespace pagegraft
+#else
+#include "../work.h"
+namespace pagegraft {
+const Isa* avx512_isa() { return nullptr; }
+}  // namespace pagegraft
+#endif

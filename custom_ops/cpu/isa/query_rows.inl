@@ -1,0 +1,79 @@
+// What both attention loops need: prepared query rows, the keys of a tile, and the treatment of scores.
+namespace pagegraft {
+namespace {
+
+struct RowLimits {
+  std::int64_t begin, end;  // visible positions
+  std::int64_t position;
+};
+
+inline RowLimits limits_of(const Step& step, const Group& group, std::int64_t token) {
+  const std::int64_t position = step.past[group.sequence] + token - step.cumulative[group.sequence];
+  const VisibleRange range = visible_range(step.config, position, step.total_tokens(group.sequence));
+  return {range.begin, range.end, position};
+}
+
+// Loads query head `head` of packed token `token`: normalised, rotated, times the score scale and the key cache's
+// static scale, zero-padded to whole vectors. `angles` as load_angles left them.
+void load_query(const Step& step, std::int64_t token, std::int64_t head, const float* angles, float* row) {
+  const std::int64_t D = step.sizes.D;
+  load_head(step, step.query.at(token, head), step.q_norm, angles, row);
+  const Quant quant = step.config.k_quant;
+  if (quant == Quant::kPerTensor || quant == Quant::kPerChannel) {
+    const RowScale s = row_scale(step.call.in[contract::kKScale], quant, head / (step.sizes.H / step.sizes.G), D);
+    for (std::int64_t i = 0; i < D; ++i) row[i] *= step.scale * s.scales[i * s.per_channel];
+  } else {
+    for (std::int64_t i = 0; i < D; ++i) row[i] *= step.scale;
+  }
+  for (std::int64_t i = D; i < padded(D); ++i) row[i] = 0.f;
+}
+
+constexpr std::int64_t kMaxTile = 128;
+
+
+// Where the keys and values of one tile of positions lie; heads are reached by adding head * head_stride.
+struct Tile {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+  bool unmapped = false;  // some position has no block
+  const std::uint8_t* key[kMaxTile];
+  const std::uint8_t* value[kMaxTile];
+  std::int64_t scale[kMaxTile];  // index of the token's scale of head 0; heads advance by block_size
+  bool mapped[kMaxTile];
+
+  void find(const Step& step, std::int64_t sequence, std::int64_t first, std::int64_t last) {
+    begin = first;
+    count = last - first;
+    unmapped = false;
+    const std::int64_t B = step.sizes.B, G = step.sizes.G;
+    const std::int32_t* row = step.table + sequence * step.sizes.M;
+    std::int64_t j = 0;
+    while (j < count) {
+      const std::int64_t position = first + j;
+      std::int64_t offset = position & (B - 1);
+      const std::int64_t block = row[position / B];
+      const std::int64_t run = B - offset < count - j ? B - offset : count - j;
+      // An unmapped position borrows block 0 as an address; it is masked, and its value counts as zero.
+      const std::int64_t safe = block < 0 ? 0 : block;
+      if (block < 0) unmapped = true;
+      for (std::int64_t i = 0; i < run; ++i, ++j, ++offset) {
+        key[j] = step.kv.key.base + safe * step.kv.key.block_stride + offset * step.kv.key.token_stride;
+        value[j] = step.kv.value.base + safe * step.kv.value.block_stride + offset * step.kv.value.token_stride;
+        scale[j] = safe * G * B + offset;
+        mapped[j] = block >= 0;
+      }
+    }
+  }
+
+  bool sees(const RowLimits& limits, std::int64_t j) const {
+    return mapped[j] && begin + j >= limits.begin && begin + j < limits.end;
+  }
+
+  // True when every one of these rows sees every key of the tile.
+  bool all_visible(const RowLimits& first, const RowLimits& last) const {
+    return !unmapped && begin >= last.begin && begin + count <= first.end;
+  }
+};
+
+}  // namespace
+}  // namespace pagegraft
