@@ -64,6 +64,7 @@ class Counters:
     workspace_bytes: int
     ub_used_bytes: int
     busiest_core_repeats: int
+    ub_peak_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,5 +211,7 @@ def _call(feeds: Feeds, a: AttentionAttributes, g: Geometry, device: Device) -> 
 def _cache_bytes(feeds: Feeds, g: Geometry) -> int:
     """Bytes of a cache element, or 0 for a type that the kernel does not have."""
     if g.compute_dtype not in ("float16", "bfloat16"):
-        raise NotClaimed(f"PagedAttention on Ascend: {g.compute_dtype} compute; convert with --dtype float16 or bfloat16")
+        raise NotClaimed(
+            f"PagedAttention on Ascend: {g.compute_dtype} compute; convert with --dtype float16 or bfloat16"
+        )
     return feeds["key_cache"].itemsize if g.cache_dtype in (g.compute_dtype, "int8") else 0

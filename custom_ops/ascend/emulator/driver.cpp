@@ -49,6 +49,7 @@ void Count(const emu::Launcher& launcher, emu::Machine& machine, PgReport* repor
     for (const auto& core : machine.cores) {
         const int64_t repeats = static_cast<int64_t>(core->stats.vector_repeats);
         if (repeats > report->busiest_core_repeats) { report->busiest_core_repeats = repeats; }
+        if (core->ub_peak > report->ub_peak_bytes) { report->ub_peak_bytes = core->ub_peak; }
     }
 }
 

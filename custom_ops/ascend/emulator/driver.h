@@ -30,7 +30,7 @@ struct PgReport {
     char check[64];     // empty: ran to its end. "refused": not claimed. Otherwise the violated rule
     char text[640];
     int64_t cores, gm_to_ub_bytes, ub_to_gm_bytes, vector_repeats, vector_instructions, copy_instructions;
-    int64_t scalar_gm_reads, scalar_ub_accesses, barriers, workspace_bytes, ub_used_bytes, busiest_core_repeats;
+    int64_t scalar_gm_reads, scalar_ub_accesses, barriers, workspace_bytes, ub_used_bytes, busiest_core_repeats, ub_peak_bytes;
 };
 
 void pg_run(const PgCall* call, PgReport* report);

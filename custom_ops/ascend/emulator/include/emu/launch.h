@@ -10,7 +10,9 @@ namespace emu {
 
 class Launcher {
 public:
-    explicit Launcher(uint32_t cores) {
+    // `per_group`: vector cores of a launched group, 2 in a mixed 1:2 kernel; GetBlockNum counts groups.
+    explicit Launcher(uint32_t cores, uint32_t per_group = 1) {
+        machine_.per_group = per_group;
         for (uint32_t i = 0; i < cores; ++i) {
             machine_.cores.emplace_back(new Core());
             machine_.cores.back()->index = i;

@@ -125,6 +125,7 @@ struct Core {
     FlagState flags[kPipeCount][kPipeCount][kEventIds];
     Stats stats;
     void* tpipe = nullptr;        // the live AscendC::TPipe
+    uint32_t ub_peak = 0;         // most bytes that TPipe handed out at a time
     std::string leak;             // what a destroyed TPipe still held
     static constexpr uint32_t kNames = 1024;
     const char* names[kPipeCount][kNames] = {};
@@ -143,6 +144,7 @@ struct Machine {
     std::vector<std::unique_ptr<GmRegion>> regions;
     std::vector<Clock> published;   // at the SyncAll under way
     Core* current = nullptr;
+    uint32_t per_group = 1;
     int64_t mutant = -1;            // the synchronisation call that the mutation test switches off
 
     GmRegion& Find(const void* address, uint64_t bytes, const char* who) {

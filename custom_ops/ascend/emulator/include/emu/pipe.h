@@ -200,8 +200,6 @@ public:
         emu::Fail("flag-range", "all event ids of a pipe pair are in use");
     }
 
-    uint32_t EmuUsedBytes() const { return used_; }
-
 private:
     uint32_t Take(uint32_t length, uint32_t* bytes) {
         *bytes = (length + emu::kBlockBytes - 1) / emu::kBlockBytes * emu::kBlockBytes;
@@ -212,6 +210,7 @@ private:
         }
         const uint32_t address = used_;
         used_ += *bytes;
+        if (used_ > core_->ub_peak) { core_->ub_peak = used_; }
         core_->Poison(address, *bytes);
         return address;
     }

@@ -124,6 +124,11 @@ __aicore__ inline void SyncAll() {
 }
 
 __aicore__ inline int64_t GetBlockIdx() { return emu::CurrentCore().index; }
-__aicore__ inline int64_t GetBlockNum() { return static_cast<int64_t>(emu::ActiveMachine()->cores.size()); }
+// Counts launched groups, while GetBlockIdx counts vector cores: they differ in a mixed kernel.
+__aicore__ inline int64_t GetBlockNum() {
+    return static_cast<int64_t>(emu::ActiveMachine()->cores.size() / emu::ActiveMachine()->per_group);
+}
+__aicore__ inline int64_t GetTaskRation() { return emu::ActiveMachine()->per_group; }
+__aicore__ inline int64_t GetSubBlockIdx() { return emu::CurrentCore().index % emu::ActiveMachine()->per_group; }
 
 }  // namespace AscendC
