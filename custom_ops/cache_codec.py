@@ -39,7 +39,7 @@ def decode(stored: Array, scale: Any, cache_dtype: str, head_size: int) -> Array
     if cache_dtype != "int4":
         codes = stored.astype(np.float64)
     else:
-        nibbles = np.stack([stored & 15, stored >> 4], axis=-1).reshape(*stored.shape[:-1], -1)
+        nibbles = np.stack([stored & 15, stored >> 4], axis=-1).reshape(*stored.shape[:-1], 2 * stored.shape[-1])
         codes = nibbles[..., :head_size].astype(np.float64) - 8.0
     values: Array = codes * scale
     return values

@@ -17,12 +17,12 @@ from .validation import Array, Feeds, Geometry, check_values, geometry_of, visib
 __all__ = ["paged_attention"]
 
 
-def paged_attention(feeds: Feeds, attributes: AttentionAttributes) -> dict[str, Array]:
+def paged_attention(feeds: Feeds, attributes: AttentionAttributes, *, in_place: bool = False) -> dict[str, Array]:
     """One call of the op.
 
     `feeds` maps contract input names to arrays; absent optional inputs are left out. Returns the outputs by contract
-    name: `output` and updated copies of the caches (and of PER_TOKEN scales); the feeds are not modified. Raises
-    ContractError for feeds that the contract does not allow.
+    name: `output` and the updated caches (and PER_TOKEN scales), which are copies unless `in_place`; otherwise the
+    feeds are not modified. Raises ContractError for feeds that the contract does not allow.
     """
     g = geometry_of(feeds, attributes)
     check_values(feeds, attributes, g)
@@ -35,10 +35,9 @@ def paged_attention(feeds: Feeds, attributes: AttentionAttributes) -> dict[str, 
         query_THD = _rotate(query_THD, position_T, feeds, attributes)
         key_TGD = _rotate(key_TGD, position_T, feeds, attributes)
 
-    outputs = {f"{name}_out": feeds[name].copy() for name in ("key_cache", "value_cache") if name in feeds}
-    for letter in "kv":
-        if getattr(attributes, f"{letter}_quant_type") == "PER_TOKEN":
-            outputs[f"{letter}_scale_out"] = feeds[f"{letter}_scale"].copy()
+    updated = [name for name in ("key_cache", "value_cache") if name in feeds]
+    updated += [f"{x}_scale" for x in "kv" if getattr(attributes, f"{x}_quant_type") == "PER_TOKEN"]
+    outputs = {f"{name}_out": feeds[name] if in_place else feeds[name].copy() for name in updated}
     slot_T = _slots(feeds, g)
     _write("key", key_TGD, slot_T, feeds, attributes, g, outputs)
     if value_TGD is not None:
@@ -52,7 +51,7 @@ def paged_attention(feeds: Feeds, attributes: AttentionAttributes) -> dict[str, 
             query_THD[rows], int(past[s]), feeds["block_table"][s], feeds, attributes, g, outputs
         )
     with np.errstate(over="ignore"):
-        outputs["output"] = output_THD.reshape(g.tokens, -1).astype(feeds["query"].dtype)
+        outputs["output"] = output_THD.reshape(g.tokens, g.query_heads * g.value_head_size).astype(feeds["query"].dtype)
     return outputs
 
 

@@ -162,8 +162,9 @@ def _check_presence(feeds: Feeds, attributes: AttentionAttributes) -> None:
         if feeds["value_cache"].dtype != feeds["key_cache"].dtype:
             _fail("value_cache", "the element type of key_cache", element_type(feeds["value_cache"]))
     present("k_norm_weight", wanted="q_norm_weight" in feeds, why="exactly when q_norm_weight is given")
-    for name in ("cos_cache", "sin_cache"):
-        present(name, wanted=bool(attributes.do_rotary), why="exactly when do_rotary is 1")
+    if attributes.do_rotary:
+        present("cos_cache", wanted=True, why="when do_rotary is 1")
+        present("sin_cache", wanted=True, why="when do_rotary is 1")
     for letter in "kv":
         quant = getattr(attributes, f"{letter}_quant_type")
         present(f"{letter}_scale", wanted=quant != "NONE", why=f"exactly when {letter}_quant_type is not NONE")
