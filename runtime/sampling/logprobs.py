@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pagegraft.runtime.sampling.selection import top_tokens
+from pagegraft.runtime.sampling.selection import BlockSums, top_tokens
 
-__all__ = ["TokenLogprobs", "log_normaliser", "prompt_logprobs", "token_logprobs"]
+__all__ = ["TokenLogprobs", "prompt_logprobs", "token_logprobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +28,24 @@ class TokenLogprobs:
 
 
 def log_normaliser(row_V: NDArray[np.float32]) -> float:
-    """log(sum(exp(row))) of finite logits or -inf."""
+    """log(sum(exp(row))) of logits that are finite or -inf, one of them finite."""
     peak = row_V.max()
-    return float(peak) + float(np.log(np.exp(row_V - peak).sum()))
+    weights_V = row_V - peak
+    np.exp(weights_V, out=weights_V)
+    return float(peak) + math.log(BlockSums(weights_V).total)
 
 
-def token_logprobs(row_V: NDArray[np.float32], token_id: int, top: int, normaliser: float) -> TokenLogprobs:
-    """Reports `token_id` and the `top` likeliest tokens (-1: all) of a row whose log-normaliser is known."""
+def token_logprobs(row_V: NDArray[np.float32], token_id: int, top: int) -> TokenLogprobs:
+    """Reports `token_id` and the `top` likeliest tokens (-1: all) of a row of raw logits."""
+    normaliser = log_normaliser(row_V)
     own = row_V[token_id]
-    top_ids_K = top_tokens(row_V, row_V.size if top == -1 else top)
+    top_token_ids = top_tokens(row_V, row_V.size if top == -1 else top)
     return TokenLogprobs(
         token_id=token_id,
         logprob=float(own) - normaliser,
         rank=int(np.count_nonzero(row_V > own)) + 1,
-        top_token_ids=top_ids_K,
-        top_logprobs=row_V[top_ids_K] - np.float32(normaliser),
+        top_token_ids=top_token_ids,
+        top_logprobs=row_V[top_token_ids] - np.float32(normaliser),
     )
 
 
@@ -53,4 +57,4 @@ def prompt_logprobs(
     The first token of a prompt has no logits before it; the caller puts None in its place.
     """
     rows = zip(logits_RV, next_token_ids_R.tolist(), strict=True)
-    return [token_logprobs(row_V, token_id, top, log_normaliser(row_V)) for row_V, token_id in rows]
+    return [token_logprobs(row_V, token_id, top) for row_V, token_id in rows]

@@ -10,6 +10,7 @@ import secrets
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["DRAW_STREAM", "VERIFY_STREAM", "UniformStream", "fresh_seed"]
 
@@ -44,12 +45,20 @@ class UniformStream:
         self._block_index = -1
         self._block: list[float] = []
 
-    def at(self, position: int) -> float:
-        """The number of output token `position` (from 0): a multiple of 2**-53 in [0, 1)."""
+    def at(self, position: int, attempt: int = 0) -> float:
+        """The number of output token `position` (from 0): a multiple of 2**-53 in [0, 1).
+
+        attempt: further independent numbers for the same position, where one may not be enough.
+        """
+        if attempt:
+            return float(self._raw(position, attempt, 1)[0] * 2.0**-53)
         block_index, offset = divmod(position, _BLOCK)
         if block_index != self._block_index:
-            counter = block_index * _COUNTERS_PER_BLOCK | self._stream << 64
-            raw = np.random.Philox(key=self._key, counter=counter).random_raw(_BLOCK)
-            self._block = ((raw >> np.uint64(11)) * 2.0**-53).tolist()
+            self._block = (self._raw(block_index * _COUNTERS_PER_BLOCK, 0, _BLOCK) * 2.0**-53).tolist()
             self._block_index = block_index
         return self._block[offset]
+
+    def _raw(self, counter: int, attempt: int, count: int) -> NDArray[np.uint64]:
+        """53 random bits each; `counter` is the low word, stream and attempt the two above."""
+        philox = np.random.Philox(key=self._key, counter=counter | self._stream << 64 | attempt << 128)
+        return np.asarray(philox.random_raw(count)) >> np.uint64(11)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from pagegraft.runtime.sampling.errors import SamplingError
-from pagegraft.runtime.sampling.logprobs import TokenLogprobs, log_normaliser, token_logprobs
+from pagegraft.runtime.sampling.logprobs import TokenLogprobs, token_logprobs
 from pagegraft.runtime.sampling.state import SamplingState
 from pagegraft.runtime.sampling.truncation import draw
 
@@ -91,10 +91,10 @@ def _sample_row(result: SampledTokens, row: int, raw_V: NDArray[np.float32], sta
                 result, row, "allowed_token_ids, bad words, min_tokens and logit_bias together leave no token to choose"
             )
             return
-    token_id = best if state.params.is_greedy else draw(logits_V, float(logits_V[best]), state.params, state.uniform())
+    token_id = best if state.params.is_greedy else draw(logits_V, logits_V[best], state.params, state.uniform)
     result.token_ids[row] = token_id
     if state.logprobs is not None:
-        result.logprobs[row] = token_logprobs(raw_V, token_id, state.logprobs, log_normaliser(raw_V))
+        result.logprobs[row] = token_logprobs(raw_V, token_id, state.logprobs)
 
 
 def _fail(result: SampledTokens, row: int, reason: str) -> None:

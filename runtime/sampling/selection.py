@@ -1,7 +1,7 @@
-"""Exact selection among vocabulary-sized rows without sorting them.
+"""Exact selection among vocabulary-sized rows, mostly without sorting them.
 
 Everywhere the order is (value descending, token id ascending), so ties are settled and results do not depend on how
-numpy happens to partition. `V` is the vocabulary, `n` a number of candidates.
+numpy happens to partition. `V` is the vocabulary, `n` any number of entries, `b` blocks of `BLOCK` of them.
 """
 
 from __future__ import annotations
@@ -11,37 +11,41 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["keep_largest", "lower_bound_of_top", "pick", "pick_from_vocabulary", "top_tokens"]
+__all__ = ["BlockSums", "keep_largest", "lower_bound_of_top", "mass_before", "nucleus", "top_tokens"]
 
 _COLUMNS: Final = 2048  # columns whose maxima bound the top k: their maxima cost as much as one pass over the row
-_BLOCK: Final = 256  # tokens whose weights are added up first when a token is picked from the whole vocabulary
+_BLOCK: Final = 256  # entries that are added up first where a running sum over all would cost too much
 
 
 def lower_bound_of_top(row_V: NDArray[np.float32], k: int) -> np.float32:
-    """A value that at least k entries of the row reach, and few more than k (k >= 1, k <= V).
+    """A value that at least k entries of the row reach, and few more than k (1 <= k <= V).
 
     The row is folded into columns; the k-th largest column maximum is reached in k different columns.
     """
     size = row_V.size
     if k * 4 > _COLUMNS or size < 2 * _COLUMNS:
         return np.float32(np.partition(row_V, size - k)[size - k])
-    folds = size // _COLUMNS
-    maxima = row_V[: folds * _COLUMNS].reshape(folds, _COLUMNS).max(axis=0)
+    maxima = _column_maxima(row_V)
     maxima.partition(_COLUMNS - k)
     return np.float32(maxima[_COLUMNS - k])
 
 
+def _column_maxima(row_V: NDArray[np.float32]) -> NDArray[np.float32]:
+    folds = row_V.size // _COLUMNS
+    return np.asarray(row_V[: folds * _COLUMNS].reshape(folds, _COLUMNS).max(axis=0))
+
+
 def keep_largest(values_n: NDArray[Any], count: int) -> NDArray[np.int64]:
-    """Indices, ascending, of the `count` largest values; among equal ones the first (0 < count <= n)."""
+    """Indices, ascending, of the `count` largest values; among equal ones the first (1 <= count <= n)."""
     size = values_n.size
     if count >= size:
         return np.arange(size)
     cut = np.partition(values_n, size - count)[size - count]
-    above = np.flatnonzero(values_n > cut)
-    if above.size == count:
-        return above
-    level = np.flatnonzero(values_n == cut)[: count - above.size]
-    return np.sort(np.concatenate((above, level)))
+    reaching = np.flatnonzero(values_n >= cut)
+    if reaching.size == count:
+        return reaching
+    ties = np.flatnonzero(values_n[reaching] == cut)
+    return np.delete(reaching, ties[count - reaching.size :])
 
 
 def top_tokens(row_V: NDArray[np.float32], k: int) -> NDArray[np.int64]:
@@ -54,28 +58,58 @@ def top_tokens(row_V: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     return candidates[np.argsort(-row_V[candidates], kind="stable")]
 
 
-def pick(weights_n: NDArray[np.float64], uniform: float) -> int:
-    """Index i with probability weights[i] / sum: the first whose running sum exceeds uniform * sum."""
-    running = np.cumsum(weights_n)
-    total = running[-1]
-    index = int(np.searchsorted(running, uniform * total, side="right"))
-    # uniform * total may round up to total; then the answer is the last token of positive weight.
-    return min(index, int(np.searchsorted(running, total, side="left")))
+class BlockSums:
+    """Running sums of weights at two levels, blocks and entries: one pass over the weights, then a short search.
+
+    weights_n: float32, at least 0.
+    total: their sum.
+    """
+
+    __slots__ = ("_running_b", "_weights_n", "total")
+
+    def __init__(self, weights_n: NDArray[np.float32]) -> None:
+        self._weights_n = weights_n
+        whole = weights_n.size // _BLOCK * _BLOCK
+        # einsum adds up short rows twice as fast as sum(axis=1) does.
+        sums_b = np.einsum("be->b", weights_n[:whole].reshape(-1, _BLOCK))
+        if whole < weights_n.size:
+            sums_b = np.append(sums_b, weights_n[whole:].sum())
+        self._running_b = np.cumsum(sums_b, dtype=np.float64)
+        self.total = float(self._running_b[-1])
+
+    def find(self, mass: float) -> int:
+        """The first entry whose running sum exceeds `mass`; the last one of positive weight if none does."""
+        running_b = self._running_b
+        block = min(int(running_b.searchsorted(mass, "right")), int(running_b.searchsorted(self.total, "left")))
+        before = float(running_b[block - 1]) if block else 0.0
+        start = block * _BLOCK
+        running = np.cumsum(self._weights_n[start : start + _BLOCK], dtype=np.float64)
+        # The two levels round differently, so `mass - before` may lie a little outside of the block's own sum.
+        index = min(int(running.searchsorted(mass - before, "right")), int(running.searchsorted(running[-1], "left")))
+        return start + index
 
 
-def pick_from_vocabulary(weights_V: NDArray[np.float32], uniform: float) -> int:
-    """Like `pick` for a whole row: sums of blocks lead to the block, its running sum to the token."""
-    whole = weights_V.size // _BLOCK * _BLOCK
-    sums = np.empty(-(-weights_V.size // _BLOCK), np.float64)
-    weights_V[:whole].reshape(-1, _BLOCK).sum(axis=1, out=sums[: whole // _BLOCK])
-    if whole < weights_V.size:
-        sums[-1] = weights_V[whole:].sum()
-    running = np.cumsum(sums)
-    block = min(
-        int(np.searchsorted(running, uniform * running[-1], side="right")),
-        int(np.searchsorted(running, running[-1], side="left")),
-    )
-    before = running[block - 1] if block else 0.0
-    within = (uniform * running[-1] - before) / sums[block]
-    start = block * _BLOCK
-    return start + pick(weights_V[start : start + _BLOCK].astype(np.float64), min(max(within, 0.0), 1.0))
+def nucleus(weights_n: NDArray[np.float32], mass: float) -> NDArray[np.int64]:
+    """Indices, ascending, of the fewest weights, largest first, that together reach `mass`; at least one."""
+    candidates = None
+    if weights_n.size >= 2 * _COLUMNS:
+        # Where some column maxima reach the mass, so do all the weights not below the smallest of them.
+        maxima = np.sort(_column_maxima(weights_n))[::-1]
+        needed = int(np.cumsum(maxima, dtype=np.float64).searchsorted(mass * (1 + 1e-6)))
+        if needed < _COLUMNS:
+            candidates = np.flatnonzero(weights_n >= maxima[needed])
+            weights_n = weights_n[candidates]
+    descending = np.ascontiguousarray(np.sort(weights_n)[::-1])
+    # Reaching counts as enough: the largest number below `mass` must be exceeded.
+    kept = keep_largest(weights_n, BlockSums(descending).find(np.nextafter(mass, -np.inf)) + 1)
+    return kept if candidates is None else candidates[kept]
+
+
+def mass_before(weights_n: NDArray[np.float32], index: int) -> float:
+    """Sum of the weights that come before entry `index` when the largest come first."""
+    own = weights_n[index]
+    reaching = weights_n >= own
+    total = BlockSums(weights_n * reaching.astype(np.float32)).total
+    # Of the entries equal to this one, those behind it were counted too, and so was itself.
+    equal_from_here = np.count_nonzero(weights_n[index:] == own)
+    return total - float(own) * equal_from_here

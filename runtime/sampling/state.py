@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pagegraft.runtime.sampling.errors import SamplingParamsError
 from pagegraft.runtime.sampling.params import SamplingParams
 from pagegraft.runtime.sampling.penalties import BannedSequences, TokenPenalties
-from pagegraft.runtime.sampling.rng import VERIFY_STREAM, UniformStream
+from pagegraft.runtime.sampling.rng import UniformStream
 
 __all__ = ["SamplingState"]
 
@@ -40,7 +40,6 @@ class SamplingState:
         "_tracks_tokens",
         "_uniforms",
         "_until_min_tokens",
-        "_verify_uniforms",
         "edits_logits",
         "logprobs",
         "num_output_tokens",
@@ -64,7 +63,6 @@ class SamplingState:
         self.params = params
         self.num_output_tokens = 0
         self._uniforms = UniformStream(seed, sequence=sequence)
-        self._verify_uniforms = UniformStream(seed, sequence=sequence, stream=VERIFY_STREAM)
         # best_of ranks the choices by log-probability, so it needs the chosen token's.
         ranks = params.num_sequences > params.n
         self.logprobs = params.logprobs if params.logprobs is not None or not ranks else 0
@@ -97,13 +95,9 @@ class SamplingState:
         for token_id in token_ids:
             self.append(token_id)
 
-    def uniform(self, ahead: int = 0) -> float:
-        """The random number that picks the output token at position `num_output_tokens + ahead`."""
-        return self._uniforms.at(self.num_output_tokens + ahead)
-
-    def verify_uniform(self, ahead: int = 0) -> float:
-        """The random number that accepts or rejects a proposal for that position."""
-        return self._verify_uniforms.at(self.num_output_tokens + ahead)
+    def uniform(self, attempt: int = 0) -> float:
+        """The random number that picks the next output token; further ones where the first is not enough."""
+        return self._uniforms.at(self.num_output_tokens, attempt)
 
     def edit(self, row_V: NDArray[np.float32]) -> None:
         """Applies processors 1 to 6 of `Sampler` to one row of logits in place."""

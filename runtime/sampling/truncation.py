@@ -3,49 +3,59 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from pagegraft.runtime.sampling.params import SamplingParams
-from pagegraft.runtime.sampling.selection import keep_largest, lower_bound_of_top, pick, pick_from_vocabulary
+from pagegraft.runtime.sampling.selection import (
+    BlockSums,
+    keep_largest,
+    lower_bound_of_top,
+    mass_before,
+    nucleus,
+)
 
 __all__ = ["distribution", "draw"]
 
+#: Draws from the whole distribution before the truncated one is worked out.
+_TRIES: Final = 2
 
-def draw(logits_V: NDArray[np.float32], peak: float, params: SamplingParams, uniform: float) -> int:
-    """The token that `uniform` in [0, 1) picks; `peak` is the largest logit and finite."""
-    if _truncates(params, logits_V.size):
-        ids_n, weights_n = distribution(logits_V, peak, params)
-        return int(ids_n[pick(weights_n, uniform)])
-    return pick_from_vocabulary(_weights(logits_V, peak, params.temperature), uniform)
+
+def draw(
+    logits_V: NDArray[np.float32], peak: np.float32, params: SamplingParams, uniform: Callable[[int], float]
+) -> int:
+    """Draws one token.
+
+    peak: the largest logit; finite.
+    uniform: attempt -> independent numbers in [0, 1).
+    """
+    cuts_early = 0 < params.top_k < logits_V.size or params.min_p > 0.0
+    if cuts_early or params.typical_p < 1.0:
+        return _draw_from(*distribution(logits_V, peak, params), uniform(0))
+    weights_V = _weights(logits_V, peak, params.temperature)
+    sums = BlockSums(weights_V)
+    if params.top_p == 1.0:
+        return sums.find(uniform(0) * sums.total)
+    # A draw from the whole distribution that happens to lie in the nucleus is a draw from the nucleus, and whether it
+    # does is one pass over the weights; finding all of the nucleus takes a sort.
+    for attempt in range(_TRIES):
+        token_id = sums.find(uniform(attempt) * sums.total)
+        if _in_nucleus(weights_V, token_id, params.top_p, sums.total):
+            return token_id
+    kept = nucleus(weights_V, params.top_p * sums.total)
+    return _draw_from(kept, weights_V[kept], uniform(_TRIES))
 
 
 def distribution(
-    logits_V: NDArray[np.float32], peak: float, params: SamplingParams
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    logits_V: NDArray[np.float32], peak: np.float32, params: SamplingParams
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Token ids that may be drawn, ascending, and their weights (proportional to probabilities, not normalised)."""
-    size, temperature = logits_V.size, params.temperature
-    by_count = 0 < params.top_k < size
-    total: float | None = None
-    if by_count or params.min_p > 0.0:
-        # Both only compare, so no exponential is taken of what they discard.
-        floor = peak + temperature * math.log(params.min_p) if params.min_p > 0.0 else -math.inf
-        if by_count:
-            floor = max(floor, float(lower_bound_of_top(logits_V, params.top_k)))
-        ids_n = np.flatnonzero(logits_V >= np.float32(floor))
-        if by_count and ids_n.size > params.top_k:
-            ids_n = ids_n[keep_largest(logits_V[ids_n], params.top_k)]
-    elif params.top_p < 1.0:
-        weights_V = _weights(logits_V, peak, temperature)
-        total = float(weights_V.sum())
-        # Tokens below (1 - top_p) / V of the mass hold less than 1 - top_p together: the set lies above.
-        ids_n = np.flatnonzero(weights_V >= np.float32(0.999 * (1.0 - params.top_p) * total / size))
-    else:
-        ids_n = np.flatnonzero(logits_V > -np.inf)
-    values_n = logits_V[ids_n]
-    weights_n = np.exp((values_n.astype(np.float64) - peak) / temperature)
+    ids_n = _above_floor(logits_V, float(peak), params)
+    weights_n = _weights(logits_V[ids_n], peak, params.temperature)
     if params.top_p < 1.0:
-        kept = _nucleus(values_n, weights_n, params.top_p * (weights_n.sum() if total is None else total), params)
+        kept = nucleus(weights_n, params.top_p * BlockSums(weights_n).total)
         ids_n, weights_n = ids_n[kept], weights_n[kept]
     if params.typical_p < 1.0:
         kept = _typical(weights_n, params.typical_p)
@@ -53,31 +63,51 @@ def distribution(
     return ids_n, weights_n
 
 
-def _truncates(params: SamplingParams, size: int) -> bool:
-    return 0 < params.top_k < size or params.top_p < 1.0 or params.min_p > 0.0 or params.typical_p < 1.0
+def _above_floor(logits_V: NDArray[np.float32], peak: float, params: SamplingParams) -> NDArray[np.int64]:
+    """min_p and top_k: both only compare, so no exponential is taken of what they discard."""
+    by_count = 0 < params.top_k < logits_V.size
+    floor = peak + params.temperature * math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+    if by_count:
+        floor = max(floor, float(lower_bound_of_top(logits_V, params.top_k)))
+    if floor == -math.inf:
+        return np.flatnonzero(logits_V > -np.inf)
+    ids_n = np.flatnonzero(logits_V >= np.float32(floor))
+    if by_count and ids_n.size > params.top_k:
+        ids_n = ids_n[keep_largest(logits_V[ids_n], params.top_k)]
+    return ids_n
 
 
-def _weights(logits_V: NDArray[np.float32], peak: float, temperature: float) -> NDArray[np.float32]:
-    weights_V = logits_V - np.float32(peak)
+def _weights(logits_n: NDArray[np.float32], peak: np.float32, temperature: float) -> NDArray[np.float32]:
+    weights_n = logits_n - peak
     if temperature != 1.0:
-        weights_V *= np.float32(1.0 / temperature)
-    np.exp(weights_V, out=weights_V)
-    return weights_V
+        weights_n *= np.float32(1.0 / temperature)
+    np.exp(weights_n, out=weights_n)
+    return weights_n
 
 
-def _nucleus(
-    values_n: NDArray[np.float32], weights_n: NDArray[np.float64], mass: float, params: SamplingParams
-) -> NDArray[np.int64]:
-    descending = np.sort(weights_n)[::-1]
-    count = int(np.searchsorted(np.cumsum(descending), mass, side="left")) + 1
-    return keep_largest(values_n, min(count, values_n.size))
+def _draw_from(ids_n: NDArray[np.int64], weights_n: NDArray[np.float32], uniform: float) -> int:
+    sums = BlockSums(weights_n)
+    return int(ids_n[sums.find(uniform * sums.total)])
 
 
-def _typical(weights_n: NDArray[np.float64], mass: float) -> NDArray[np.int64]:
-    probabilities = weights_n / weights_n.sum()
+def _in_nucleus(weights_V: NDArray[np.float32], token_id: int, top_p: float, total: float) -> bool:
+    own = float(weights_V[token_id])
+    # All the others together are not enough, so this one is needed whatever its rank.
+    if total - own < top_p * total:
+        return True
+    return mass_before(weights_V, token_id) < top_p * total
+
+
+def _typical(weights_n: NDArray[np.float32], mass: float) -> NDArray[np.int64]:
+    """Indices, ascending, of the locally typical set (Meister et al., "Locally typical sampling", TACL 2023)."""
+    probabilities_n = weights_n / np.float32(BlockSums(weights_n).total)
     with np.errstate(divide="ignore", invalid="ignore"):
-        information = -np.log(probabilities)
-        entropy = np.nansum(probabilities * information)
-        order = np.argsort(np.abs(information - entropy), kind="stable")
-    count = int(np.searchsorted(np.cumsum(probabilities[order]), mass, side="left")) + 1
-    return np.sort(order[:count])
+        information_n = -np.log(probabilities_n)
+        entropy = np.nansum(probabilities_n * information_n)
+    distance_n = np.abs(information_n - entropy).astype(np.float32)
+    # Floats that are not negative sort like their bits: with the index below them, equal distances keep their order.
+    keys_n = distance_n.view(np.uint32).astype(np.uint64) << np.uint64(32) | np.arange(distance_n.size, dtype=np.uint64)
+    keys_n.sort()
+    order_n = (keys_n & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    size = BlockSums(probabilities_n[order_n]).find(np.nextafter(mass, -np.inf)) + 1
+    return np.sort(order_n[:size])

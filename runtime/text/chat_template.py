@@ -65,14 +65,8 @@ class ChatTemplate:
         Raises ChatTemplateError when the template refuses the conversation or fails on it.
         """
         _check(messages)
-        context = {
-            **self._variables,
-            "messages": messages,
-            "tools": tools,
-            "documents": documents,
-            "add_generation_prompt": add_generation_prompt,
-            **variables,
-        }
+        given = {"messages": messages, "tools": tools, "documents": documents, **variables}
+        context = {**self._variables, "add_generation_prompt": add_generation_prompt, **_plain(given)}
         try:
             return self._template.render(context)
         except ChatTemplateError:
@@ -99,6 +93,26 @@ def _check(messages: Sequence[Message]) -> None:
             raise ChatTemplateError(
                 f'message {index} of the chat is {message!r:.60}; it must be an object with a "role"'
             )
+
+
+def _plain(value: Any) -> Any:
+    """The value rebuilt from JSON's own types.
+
+    A template is a stranger's program: it gets no methods of the caller's objects, and cannot change what it is given.
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise ChatTemplateError(
+        f"messages, tools and template variables must be JSON values, and {value!r:.60} is a {type(value).__name__}; "
+        "convert it first"
+    )
 
 
 @lru_cache(maxsize=1)
@@ -136,7 +150,7 @@ class _GenerationBlock(Extension):
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Parses the block to its content."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Parses the block to its content, in a scope of its own."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)

@@ -70,6 +70,7 @@ def test_loop_controls_namespace_and_generation_block() -> None:
         "{% set ns.n = ns.n + 1 %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ ns.n }}"
     )
     assert render(source, [{"role": "system", "content": "S"}, USER]) == "Hi1"
+    assert render("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}") == "21"
 
 
 def test_date(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +99,16 @@ def test_the_sandbox_holds(source: str) -> None:
     with pytest.raises(ChatTemplateError, match="sandbox"):
         render(source, messages)
     assert messages == [USER]
+
+
+def test_a_template_sees_plain_values_only() -> None:
+    class Text(str):
+        def leak(self) -> str:
+            return "leaked"
+
+    assert render("{{ messages[0].content.leak is defined }}", [{"role": "user", "content": Text("Hi")}]) == "False"
+    with pytest.raises(ChatTemplateError, match="must be JSON values, and .* is a object"):
+        render("ok", [{"role": "user", "content": object()}])
 
 
 @pytest.mark.parametrize(
