@@ -80,12 +80,12 @@ def test_the_ends_of_the_unit_interval_give_tokens_of_positive_weight(uniform: f
     assert token in (5, 300)
 
 
-@pytest.mark.parametrize("top_p", [0.2, 0.5, 0.9, 0.97])
+@pytest.mark.parametrize("top_p", [0.3, 0.5, 0.9, 0.97])
 @pytest.mark.parametrize("size", [40, 6000])
 def test_draws_from_the_nucleus_follow_its_distribution(size: int, top_p: float) -> None:
     """The quick way (draw from all, look whether it lies inside) and the slow one behind it, together."""
     rng = np.random.default_rng(3)
-    logits = rng.standard_normal(size).astype(np.float32)
+    logits = (rng.standard_normal(size) * 0.6).astype(np.float32)
     sampling = SamplingParams(top_p=top_p)
     expected, _ = drawable(logits.tolist(), sampling)
     draws = 12000 if size < 1000 else 4000

@@ -107,7 +107,7 @@ def test_a_template_sees_plain_values_only() -> None:
             return "leaked"
 
     assert render("{{ messages[0].content.leak is defined }}", [{"role": "user", "content": Text("Hi")}]) == "False"
-    with pytest.raises(ChatTemplateError, match="must be JSON values, and .* is a object"):
+    with pytest.raises(ChatTemplateError, match=r"must be JSON values, and .* is a object"):
         render("ok", [{"role": "user", "content": object()}])
 
 
