@@ -17,7 +17,7 @@ from .outputs import RequestOutput
 from .sampling import SamplingParams
 from .text import Tokenizer
 
-__all__ = ["LLM", "Message", "Prompt", "TokensPrompt", "read_prompt"]
+__all__ = ["LLM", "Message", "Prompt", "TokensPrompt", "chat_prompt", "read_prompt"]
 
 Message = Mapping[str, Any]
 
@@ -94,8 +94,7 @@ class LLM:
 
     def chat_prompt(self, messages: Sequence[Message], **template: Any) -> TokensPrompt:
         """The prompt of a conversation. Raises ChatTemplateError or TokenizerError."""
-        text = self.model.text.chat_template.render(messages, **template)
-        return {"prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+        return chat_prompt(self.model, messages, **template)
 
     def stream(
         self,
@@ -150,6 +149,12 @@ class LLM:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def chat_prompt(model: LoadedModel, messages: Sequence[Message], **template: Any) -> TokensPrompt:
+    """The prompt of a conversation by the model's own chat template. Raises ChatTemplateError or TokenizerError."""
+    text = model.text.chat_template.render(messages, **template)
+    return {"prompt_token_ids": model.text.tokenizer.encode(text, add_special_tokens=False)}
 
 
 def read_prompt(prompt: Prompt, params: SamplingParams, request_id: str, model: LoadedModel) -> RequestInput:

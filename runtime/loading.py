@@ -16,7 +16,7 @@ from .engine.positions import largest_chunk
 from .engine.request import ModelLimits
 from .engine.scheduler import Scheduler
 from .model.batch import FeedBuilder
-from .model.kv_pool import bytes_per_block, size_pools
+from .model.kv_pool import bytes_per_block, least_memory, size_pools
 from .model.memory import DEFAULT_FRACTION, available_memory, parse_bytes
 from .model.runner import KVGroup, ModelRunner
 from .model.session import OnnxRunner
@@ -98,17 +98,11 @@ def _shapes(manifest: Manifest, config: EngineConfig, block_size: int) -> tuple[
         budget = int(available_memory() * DEFAULT_FRACTION)
     else:
         budget = parse_bytes(config.kv_memory)
-    while True:
-        try:
-            return (
-                size_pools(manifest, block_size, budget, max_sequences=config.max_num_seqs, max_chunk=max_chunk),
-                max_chunk,
-            )
-        except ConfigurationError:
-            # A smaller chunk needs fewer blocks beside a window.
-            if max_chunk <= block_size or all(group.window is None for group in manifest.groups):
-                raise
-            max_chunk //= 2
+    # A smaller chunk needs fewer blocks beside a window; the full groups are to keep half of the budget at least.
+    while max_chunk > block_size and least_memory(manifest, block_size, max_chunk) > budget // 2:
+        max_chunk //= 2
+    shapes = size_pools(manifest, block_size, budget, max_sequences=config.max_num_seqs, max_chunk=max_chunk)
+    return shapes, max_chunk
 
 
 def _limits(manifest: Manifest, shapes: tuple[GroupShape, ...], block_size: int, text: ModelText) -> ModelLimits:

@@ -66,12 +66,12 @@ class Engine:
         self._num_unforked += not request.forked
         return request
 
-    def abort(self, request_id: str, reason: str = "abort") -> Request | None:
+    def abort(self, request_id: str, reason: str = "abort", error: str | None = None) -> Request | None:
         """Ends a request in whatever state it is; None when there is no such request any more."""
         request = self._requests.get(request_id)
         if request is not None:
             for choice in request.choices:
-                self._end(choice, reason)
+                self._end(choice, reason, error)
         return request
 
     @property

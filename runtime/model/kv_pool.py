@@ -21,7 +21,7 @@ from ..engine.positions import blocks_for, window_block_bound
 from .memory import format_bytes
 from .runner import KVGroup
 
-__all__ = ["CacheTensor", "KVPool", "bytes_per_block", "cache_tensors", "size_pools"]
+__all__ = ["CacheTensor", "KVPool", "bytes_per_block", "cache_tensors", "least_memory", "size_pools"]
 
 #: Logical cache type -> (numpy type of the same width, ONNX element type).
 _STORAGE: dict[str, tuple[type[Any], int]] = {
@@ -77,6 +77,17 @@ def bytes_per_block(manifest: Manifest, block_size: int) -> list[int]:
     return sizes
 
 
+def _least_blocks(manifest: Manifest, block_size: int, max_chunk: int) -> list[int]:
+    """By group, blocks without which not even a short sequence runs."""
+    return [1 if g.window is None else window_block_bound(g.window, max_chunk, block_size) for g in manifest.groups]
+
+
+def least_memory(manifest: Manifest, block_size: int, max_chunk: int) -> int:
+    """Bytes without which no sequence runs in chunks of `max_chunk` tokens."""
+    sizes = bytes_per_block(manifest, block_size)
+    return sum(n * size for n, size in zip(_least_blocks(manifest, block_size, max_chunk), sizes, strict=True))
+
+
 def size_pools(
     manifest: Manifest, block_size: int, budget: int, *, max_sequences: int, max_chunk: int
 ) -> tuple[GroupShape, ...]:
@@ -85,8 +96,8 @@ def size_pools(
     Raises ConfigurationError when the budget does not hold one sequence.
     """
     sizes = bytes_per_block(manifest, block_size)
-    needs = [1 if g.window is None else window_block_bound(g.window, max_chunk, block_size) for g in manifest.groups]
-    least = sum(need * size for need, size in zip(needs, sizes, strict=True))
+    needs = _least_blocks(manifest, block_size, max_chunk)
+    least = least_memory(manifest, block_size, max_chunk)
     if budget < least:
         raise ConfigurationError(
             f"{format_bytes(budget)} of KV memory hold no sequence: this model needs at least {format_bytes(least)} "

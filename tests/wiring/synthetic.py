@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-
 from pagegraft.custom_ops.manifest import (
     CacheGroup,
     CacheLayer,

@@ -1,0 +1,328 @@
+"""`AsyncLLM`: one thread steps the engine, coroutines of an event loop get their outputs.
+
+The stepping thread alone touches the engine. Others leave it commands (add, abort, stop), which it takes between steps;
+it hands outputs over by one call into each event loop a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from ..custom_ops.errors import PagegraftError
+from .config import EngineConfig
+from .engine.request import Request, RequestInput
+from .engine.scheduler import SchedulerCounters
+from .llm import Message, Prompt, TokensPrompt, chat_prompt, read_prompt
+from .loading import LoadedModel, load_engine
+from .model.runner import ModelRunner
+from .outputs import RequestOutput
+from .sampling import SamplingParams
+
+__all__ = ["AsyncLLM", "EngineStats", "EngineStoppedError", "QueueFullError", "RequestOptions"]
+
+#: Longest sleep of the idle stepping thread, so that its heartbeat goes on.
+_IDLE_SECONDS = 0.5
+#: Prompts longer than this many characters are encoded outside the event loop.
+_LONG_PROMPT = 4096
+
+
+class QueueFullError(PagegraftError, RuntimeError):
+    """Too many requests are unfinished; try again later."""
+
+
+class EngineStoppedError(PagegraftError, RuntimeError):
+    """The engine was shut down, or is about to be, and takes no requests."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestOptions:
+    """What a request may ask beside sampling.
+
+    request_id: the caller's name for it; made up when None. stream: outputs as they come instead of the last only.
+    priority: lower runs first. cache_salt: shares prefixes only with requests of the same salt.
+    timeout: seconds after which the request ends with finish reason "timeout".
+    """
+
+    request_id: str | None = None
+    stream: bool = True
+    priority: int = 0
+    cache_salt: str = ""
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineStats:
+    """Where the engine stands. `heartbeat_age`: seconds since the stepping thread last came round."""
+
+    alive: bool
+    heartbeat_age: float
+    num_running: int
+    num_waiting: int
+    num_unfinished: int
+    kv_usage: float
+    counters: SchedulerCounters
+
+
+class _Stream:
+    """The way of one request's outputs to its coroutine. `latest` is replaced, never queued: outputs are cumulative."""
+
+    def __init__(self, options: RequestOptions) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.every = options.stream
+        self.accepted: asyncio.Future[None] = self.loop.create_future()
+        self.event = asyncio.Event()
+        self.latest: RequestOutput | None = None
+        self.done = False
+
+    def offer(self, request: Request) -> bool:
+        """In the stepping thread: makes an output when one is wanted; True when the coroutine is to be woken."""
+        finished = request.is_finished
+        if not finished and (not self.every or self.latest is not None):
+            return False
+        self.latest = request.output()
+        return True
+
+
+class AsyncLLM:
+    """A converted model for many coroutines; settings as for LLM.
+
+    max_unfinished: requests beyond this many unfinished ones are refused with QueueFullError.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        max_unfinished: int = 4096,
+        runner: ModelRunner | None = None,
+        **settings: Any,
+    ) -> None:
+        self.model: LoadedModel = load_engine(path, EngineConfig(**settings), runner=runner)
+        self._engine = self.model.engine
+        self._max_unfinished = max_unfinished
+        self._ids = count()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._streams: dict[str, _Stream] = {}
+        self._deadlines: list[tuple[float, int, str, _Stream]] = []
+        self._num_unfinished = 0
+        self._heartbeat = time.monotonic()
+        self._accepting = True
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="pagegraft-engine", daemon=True)
+        self._thread.start()
+
+    # -- for coroutines -------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, options: RequestOptions | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Yields the request's output so far, last of all the finished one. Leaving the loop early aborts it.
+
+        Raises RequestError, SamplingParamsError or TokenizerError for a request that can never run, QueueFullError
+        when too many are unfinished, EngineStoppedError during and after `shutdown`.
+        """
+        options = options or RequestOptions()
+        params = sampling_params if sampling_params is not None else self.default_params()
+        request_id = options.request_id or f"request-{next(self._ids)}"
+        if isinstance(prompt, str) and len(prompt) > _LONG_PROMPT:
+            source = await asyncio.to_thread(read_prompt, prompt, params, request_id, self.model)
+        else:
+            source = read_prompt(prompt, params, request_id, self.model)
+        source = replace(source, priority=options.priority, cache_salt=options.cache_salt)
+        stream = self._submit(source, options)
+        try:
+            await stream.accepted
+            while True:
+                await stream.event.wait()
+                stream.event.clear()
+                output, stream.latest = stream.latest, None
+                if output is not None:
+                    yield output
+                    if output.finished:
+                        return
+        finally:
+            if not stream.done:
+                self._tell(lambda: self._abort(request_id, stream))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **template: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """As `generate`, for a conversation through the model's chat template."""
+        return self.generate(self.chat_prompt(messages, **template), sampling_params, options)
+
+    def chat_prompt(self, messages: Sequence[Message], **template: Any) -> TokensPrompt:
+        """The prompt of a conversation. Raises ChatTemplateError or TokenizerError."""
+        return chat_prompt(self.model, messages, **template)
+
+    def default_params(self, **overrides: Any) -> SamplingParams:
+        """The model's own defaults (generation_config.json) under `overrides`."""
+        return SamplingParams.from_generation_config(self.model.text.generation_config, **overrides)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request soon, in whatever state it is; its iterator gets a last output with reason "abort"."""
+        self._tell(lambda: self._end(request_id, "abort"))
+
+    def stats(self) -> EngineStats:
+        """A look from outside; numbers may be a step old."""
+        scheduler = self._engine.scheduler
+        pools = scheduler.cache.pools
+        return EngineStats(
+            alive=self._thread.is_alive(),
+            heartbeat_age=time.monotonic() - self._heartbeat,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_unfinished=self._num_unfinished,
+            kv_usage=max(pool.num_owned / pool.num_blocks for pool in pools),
+            counters=replace(scheduler.counters),
+        )
+
+    async def shutdown(self, *, drain_seconds: float = 0.0) -> None:
+        """Takes no more requests, lets those that run end for up to `drain_seconds`, aborts the rest, and stops."""
+        self._accepting = False
+        end = time.monotonic() + drain_seconds
+        while self._num_unfinished and self._thread.is_alive() and time.monotonic() < end:
+            await asyncio.sleep(min(0.02, max(0.0, end - time.monotonic())))
+        self._stopping = True
+        self._tell(lambda: None)
+        await asyncio.to_thread(self._thread.join)
+
+    # -- between the threads --------------------------------------------------------------------------------------
+
+    def _submit(self, source: RequestInput, options: RequestOptions) -> _Stream:
+        if not self._accepting:
+            raise EngineStoppedError("the engine is shutting down and takes no more requests")
+        if self._num_unfinished >= self._max_unfinished:
+            raise QueueFullError(
+                f"{self._num_unfinished} requests are unfinished, the limit is {self._max_unfinished}; try again later"
+            )
+        stream = _Stream(options)
+        self._count(1)
+        self._tell(lambda: self._add(source, options, stream))
+        return stream
+
+    def _count(self, change: int) -> None:
+        with self._wake:  # both threads count
+            self._num_unfinished += change
+
+    def _tell(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    # -- the stepping thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            self._heartbeat = time.monotonic()
+            with self._wake:
+                if not self._commands and not self._engine.has_work and not self._stopping:
+                    self._wake.wait(_IDLE_SECONDS)
+            while self._commands:
+                self._commands.popleft()()
+            self._expire()
+            if self._stopping:
+                break
+            if self._engine.has_work:
+                self._step()
+        for request_id in list(self._streams):
+            self._end(request_id, "abort")
+        self._engine.close()
+
+    def _step(self) -> None:
+        try:
+            changed = self._engine.step()
+        except Exception as error:  # whatever it is, the process and later requests go on
+            self._fail_all(error)
+            return
+        self._publish(changed)
+
+    def _fail_all(self, error: Exception) -> None:
+        """Nobody knows whose fault it was: every request ends, with the error."""
+        text = f"the engine failed on a step: {type(error).__name__}: {error}"
+        for request_id in list(self._streams):
+            self._end(request_id, "error", text)
+
+    def _add(self, source: RequestInput, options: RequestOptions, stream: _Stream) -> None:
+        if stream.done:
+            self._count(-1)
+            return
+        try:
+            self._engine.add(source)
+        except Exception as error:  # goes to the caller, whatever it is
+            stream.done = True
+            self._count(-1)
+            _call(stream.loop, _reject, stream.accepted, error)
+            return
+        self._streams[source.request_id] = stream
+        if options.timeout is not None:
+            entry = (time.monotonic() + options.timeout, next(self._ids), source.request_id, stream)
+            heapq.heappush(self._deadlines, entry)
+        _call(stream.loop, _accept, stream.accepted)
+
+    def _abort(self, request_id: str, stream: _Stream) -> None:
+        """The coroutine went away: its request ends, unless another one has its name by now."""
+        if self._streams.get(request_id) is stream:
+            self._end(request_id, "abort")
+        stream.done = True
+
+    def _end(self, request_id: str, reason: str, error: str | None = None) -> None:
+        request = self._engine.abort(request_id, reason, error)
+        if request is not None:
+            self._publish([request])
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, request_id, stream = heapq.heappop(self._deadlines)
+            if self._streams.get(request_id) is stream:
+                self._end(request_id, "timeout")
+
+    def _publish(self, changed: Sequence[Request]) -> None:
+        woken: dict[asyncio.AbstractEventLoop, list[_Stream]] = {}
+        for request in changed:
+            stream = self._streams.get(request.request_id)
+            if stream is None:
+                continue
+            if stream.offer(request):
+                woken.setdefault(stream.loop, []).append(stream)
+            if request.is_finished:
+                stream.done = True
+                self._count(-1)
+                del self._streams[request.request_id]
+        for loop, streams in woken.items():
+            _call(loop, _set_all, streams)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop was closed; nobody is left to hear it
+        loop.call_soon_threadsafe(function, *arguments)
+
+
+def _set_all(streams: list[_Stream]) -> None:
+    for stream in streams:
+        stream.event.set()
+
+
+def _accept(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _reject(future: asyncio.Future[None], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
