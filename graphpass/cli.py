@@ -55,7 +55,8 @@ def _print_summary(result: Any, out: Path) -> None:
     if checked.get("verified"):
         console.print(
             f"verified against the source: {checked['tokens']} tokens of {checked['sequences']} sequences, logits "
-            f"within {checked['difference']:.1e} of their deviation, {checked['context_fraction']:.2%} of the context's effect"
+            f"within {checked['difference']:.1e} of their deviation and {checked['context_fraction']:.2%} of what the "
+            "context changes"
         )
     else:
         console.print("not verified (--no-verify)")

@@ -73,6 +73,19 @@ class Evaluator:
             results.update({o.name: v for o, v in zip(wanted, values, strict=True)})
         return [results[o.name] for o in outputs]
 
+    def run_node(
+        self, domain: str, op_type: str, feeds: Mapping[str, Array], attributes: Mapping[str, Any]
+    ) -> list[Array]:
+        """Outputs of a single node with the given inputs (in the op's order) and attributes."""
+        node = helper.make_node(op_type, list(feeds), ["out0", "out1", "out2"], domain=domain, **attributes)
+        inputs = [helper.make_tensor_value_info(n, element_type(a), list(a.shape)) for n, a in feeds.items()]
+        outputs = [onnx.ValueInfoProto(name=n) for n in node.output]
+        graph = helper.make_graph([node], "node", inputs, outputs)
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid(domain, 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        session = ort.InferenceSession(model.SerializeToString(), session_options())
+        return [np.asarray(v) for v in session.run(None, dict(feeds))]
+
     def _session(
         self, wanted: Sequence[ir.Value], feeds: Mapping[ir.Value, Array], *, light: bool
     ) -> tuple[ort.InferenceSession, list[str]]:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from .decompose import decompose_attention
 from .errors import SourceError
 
 __all__ = ["Source", "find_model", "load", "normalise"]
@@ -96,10 +97,12 @@ def normalise(model: ir.Model) -> None:
         _fold_branches(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.RemoveInitializersFromInputsPass()(model)
+    _drop_sole_concats(model)
     common.IdentityEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
     if not all(node.name for node in model.graph):
         _name_nodes(model)
+    decompose_attention(model)
     common.TopologicalSortPass()(model)
 
 
@@ -119,6 +122,13 @@ def _fold_branches(model: ir.Model) -> None:
     from onnxscript import optimizer
 
     optimizer.optimize(model, input_size_limit=1024, output_size_limit=1024)
+
+
+def _drop_sole_concats(model: ir.Model) -> None:
+    """A Concat of one value is that value."""
+    for node in model.graph:
+        if node.op_type == "Concat" and len(node.inputs) == 1 and not node.outputs[0].is_graph_output():
+            node.outputs[0].replace_all_uses_with(node.inputs[0])  # type: ignore[arg-type]
 
 
 def _name_nodes(model: ir.Model) -> None:

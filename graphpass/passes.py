@@ -20,6 +20,7 @@ from .normalise import normalise
 from .options import ConvertOptions
 from .recognise.attention import find_score_anchors, recognise_scores
 from .recognise.cache import CacheIndex, resolve_cache_shapes
+from .recognise.fused import find_grouped, recognise_grouped
 from .recognise.probe import Probe
 from .recognise.site import AttentionSite
 from .recognise.structure import StructurePlan, plan_structure
@@ -71,8 +72,9 @@ def analyse(model: ir.Model, *, max_positions: int | None = None) -> Analysis:
     resolve_cache_shapes(probe, caches)
     probe.measure()
     longest = max_positions or DEFAULT_LONGEST
-    anchors = find_score_anchors(view, caches)
-    sites = [recognise_scores(probe, caches, anchor, longest) for anchor in anchors]
+    sites = [recognise_scores(probe, caches, anchor, longest) for anchor in find_score_anchors(view, caches)]
+    sites += [recognise_grouped(probe, caches, node) for node in find_grouped(model.graph)]
+    sites.sort(key=lambda site: view.order[site.node])
     if not sites:
         raise NotConvertible(
             "no attention was found",
@@ -91,7 +93,7 @@ def analyse(model: ir.Model, *, max_positions: int | None = None) -> Analysis:
         groups=assign_groups(sites),
         max_positions=min(limits, default=None),
         input_names=tuple(v.name or "" for v in model.graph.inputs),
-        compute_dtype=ir.DataType.from_numpy(probe.dtype(sites[0].query.value)),
+        compute_dtype=ir.DataType.from_numpy(probe.dtype(sites[0].operands[0])),
     )
 
 

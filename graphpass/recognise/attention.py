@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ..decompose import FORM_KEY
 from ..errors import NotConvertible
 from ..graph import GraphView
 from .cache import CacheIndex
@@ -125,7 +126,7 @@ def recognise_scores(probe: Probe, caches: CacheIndex, anchor: ScoreAnchor, long
             check_cache_is_per_token(probe, target, links, name)
     return AttentionSite(
         node=anchor.region.softmax,
-        form="softmax",
+        form=anchor.region.softmax.metadata_props.get(FORM_KEY, "softmax"),
         query=query,
         key=key,
         value=value,

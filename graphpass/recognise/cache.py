@@ -43,6 +43,8 @@ class CacheIndex:
         if past is None:
             return None
         if node.op_type == "Concat":
+            if not self.view.is_data(node.outputs[0]):
+                return None  # rearranges the past by itself
             others = [v for i, v in enumerate(node.inputs) if i != position and v is not None]
             if len(others) != 1 or position != 0:
                 raise NotConvertible(
@@ -119,10 +121,10 @@ def resolve_cache_shapes(probe: Probe, index: CacheIndex) -> None:
     """States every cache input's shape for batch 1. Raises NotConvertible for a state that does not grow by tokens."""
     links = {link.past: link for group in index.by_node.values() for link in group}
     for cache in probe.interface.caches:
-        link = links.get(cache)
-        if link is None:
+        if cache not in links:
             _refuse_state(cache)
-            continue
+    # In graph order: a later layer's operands are computed through the earlier layers' caches.
+    for cache, link in sorted(links.items(), key=lambda item: probe.view.order[item[1].node]):
         axis = _token_axis(link)
         shape = [_static(d) for d in (cache.shape or ())]
         if shape[axis] is not None:

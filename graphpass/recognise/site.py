@@ -18,10 +18,10 @@ __all__ = ["AttentionSite", "CacheLink", "Operand", "Output", "Rotary", "ScoreFu
 class Operand:
     """A query, key or value: transposing `value` by `perm` and flattening gives `[T, heads * size]`, times `scale`.
 
-    `perm` None: it is laid out so already.
+    `perm` None: it is laid out so already. `value` None: it lies behind the query in one packed value.
     """
 
-    value: ir.Value
+    value: ir.Value | None
     heads: int
     size: int
     perm: tuple[int, ...] | None = None
@@ -99,6 +99,11 @@ class AttentionSite:
     k_norm: np.ndarray[Any, Any] | None = None
     norm_epsilon: float = 1e-6
     dropped: tuple[ir.Node, ...] = field(default=())
+
+    @property
+    def operands(self) -> list[ir.Value]:
+        """The values that query, key and value are taken from."""
+        return [o.value for o in (self.query, self.key, self.value) if o.value is not None]
 
     @property
     def heads(self) -> int:

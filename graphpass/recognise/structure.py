@@ -103,7 +103,7 @@ def _boundaries(probe: Probe, sites: Sequence[AttentionSite]) -> list[_Boundary]
         value = stack.pop()
         if value in jump:
             site = jump[value]
-            stack.extend((site.query.value, site.key.value, site.value.value))
+            stack.extend(site.operands)
             continue
         node = value.producer()
         if node is None or node in seen:
@@ -123,7 +123,7 @@ def _tails(probe: Probe, sites: Sequence[AttentionSite]) -> set[ir.Node]:
     for site in sites:
         for operand, links in ((site.key, site.key_cache), (site.value, site.value_cache)):
             joined = [link.joined for link in links if link.new is not None]
-            if joined:
+            if joined and operand.value is not None:
                 nodes.update(probe.view.between(joined + [link.new for link in links if link.new], operand.value))
     return {n for n in nodes if any(probe.view.taint(v) for v in n.inputs)}
 
@@ -247,7 +247,7 @@ def _prove(probe: Probe, boundary: _Boundary, positions: Mapping[ir.Value, int],
         packed = np.concatenate([np.arange(p, p + n) for n, p in (first, second)])
         actual = probe.evaluator.run([value], packed_feeds(probe, [value], positions, packed))[0]
         alone = [probe.structural([value], n, p)[0] for n, p in (first, second)]
-        if _concatenates(actual, alone, packed.size):
+        if _concatenates(actual, alone):
             continue
         at_zero = probe.structural([value], packed.size, 0)[0]
         if _same(actual, at_zero) and (boundary.inside_tail or _ignores_past(probe, value, first)):
@@ -261,12 +261,12 @@ def _prove(probe: Probe, boundary: _Boundary, positions: Mapping[ir.Value, int],
         )
 
 
-def _concatenates(actual: Array, alone: Sequence[Array], tokens: int) -> bool:
-    """True when `actual` is the parts one behind the other along its token axis, or equal to each of them."""
+def _concatenates(actual: Array, alone: Sequence[Array]) -> bool:
+    """True when `actual` is the parts one behind the other along an axis, or equal to each of them."""
     if all(_same(actual, part) for part in alone):
         return True
     for axis, dim in enumerate(actual.shape):
-        if dim == tokens and all(p.ndim == actual.ndim for p in alone):
+        if all(p.ndim == actual.ndim for p in alone) and dim == sum(p.shape[axis] for p in alone):
             shapes = {p.shape[:axis] + p.shape[axis + 1 :] for p in alone}
             if len(shapes) == 1 and _same(actual, np.concatenate(alone, axis)):
                 return True

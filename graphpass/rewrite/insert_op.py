@@ -68,14 +68,16 @@ def insert_attention(
         for part, operand in (("key", site.key), ("value", site.value))
     ]
     kind = dtype.numpy()
+    heads_width = site.heads * site.query.size
+    kv_width = site.kv_heads * (site.key.size + site.value.size)
     tables = {} if site.rotary is None else {"cos_cache": site.rotary.cos, "sin_cache": site.rotary.sin}
     weights = {"q_norm_weight": site.q_norm, "k_norm_weight": site.k_norm, **tables}
     if site.score.sinks:
         weights["head_sink"] = np.array(site.score.sinks)
     named: dict[str, ir.Value | None] = {
-        "query": _rows(builder, site.query),
-        "key": _rows(builder, site.key),
-        "value": _rows(builder, site.value),
+        "query": _rows(builder, site.query, heads_width + (kv_width if site.key.value is None else 0)),
+        "key": _rows(builder, site.key, site.key.heads * site.key.size),
+        "value": _rows(builder, site.value, site.value.heads * site.value.size),
         "key_cache": caches[0],
         "value_cache": caches[1],
         "cumulative_sequence_length": inputs.cumulative,
@@ -105,10 +107,12 @@ def insert_attention(
     return caches, outputs[1:]
 
 
-def _rows(builder: Builder, operand: Operand) -> ir.Value:
-    """The operand as `[T, heads * size]`."""
+def _rows(builder: Builder, operand: Operand, width: int) -> ir.Value | None:
+    """The operand as `[T, width]`; None for one that is packed behind the query."""
+    if operand.value is None:
+        return None
     value = operand.value if operand.perm is None else builder.transpose(operand.value, operand.perm)
-    return builder.reshape(value, [-1, operand.heads * operand.size])
+    return builder.reshape(value, [-1, width])
 
 
 def _rewire(builder: Builder, site: AttentionSite, attended: ir.Value) -> None:

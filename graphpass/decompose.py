@@ -1,0 +1,176 @@
+"""Spells ai.onnx Attention nodes out in plain products and a softmax, so that one recogniser reads them all.
+
+The spelled-out form is only analysed, and replaced as a whole when the pass succeeds; where it and onnxruntime's kernel
+could disagree, verification against the source decides.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from .errors import NotConvertible
+from .rewrite.builder import Builder
+
+__all__ = ["FORM_KEY", "decompose_attention"]
+
+#: Metadata key under which a spelled-out softmax remembers the node it came from.
+FORM_KEY = "pagegraft.form"
+
+
+def decompose_attention(model: ir.Model) -> None:
+    """Replaces every ai.onnx Attention node, in place."""
+    nodes = [n for n in model.graph if n.op_type == "Attention" and not n.domain]
+    if nodes:
+        builder = Builder(model.graph, "attention")
+        for node in nodes:
+            _decompose(builder, node)
+
+
+def _int(node: ir.Node, name: str, default: int = 0) -> int:
+    return node.attributes[name].as_int() if name in node.attributes else default
+
+
+def _float(node: ir.Node, name: str, default: float = 0.0) -> float:
+    return node.attributes[name].as_float() if name in node.attributes else default
+
+
+def _optional(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def _decompose(builder: Builder, node: ir.Node) -> None:
+    if len(node.outputs) > 3 and node.outputs[3].uses():
+        raise NotConvertible("the scores of an Attention node are used elsewhere", node.name or "", kind="score")
+    if _optional(node, 6) is not None:
+        raise NotConvertible("an Attention node takes lengths of padded keys", node.name or "", kind="mask")
+    query, key, value = node.inputs[0], node.inputs[1], node.inputs[2]
+    if query is None or key is None or value is None:
+        raise NotConvertible("an Attention node lacks an operand", node.name or "")
+    flat = (query.shape is not None and len(query.shape) == 3) or "q_num_heads" in node.attributes
+    heads, groups = _int(node, "q_num_heads", 1), _int(node, "kv_num_heads", 1)
+    if flat:
+        query, key, value = (
+            _split(builder, operand, n) for operand, n in ((query, heads), (key, groups), (value, groups))
+        )
+    past_key, past_value = _optional(node, 4), _optional(node, 5)
+    if past_key is not None and past_value is not None:
+        key = builder.node("Concat", [past_key, key], {"axis": 2})[0]
+        value = builder.node("Concat", [past_value, value], {"axis": 2})[0]
+        _take_over(node, 1, key)
+        _take_over(node, 2, value)
+    if flat and heads != groups:
+        key, value = (_repeat(builder, operand, heads, heads // groups) for operand in (key, value))
+    attended = _attend(builder, node, (query, key, value), past_key)
+    if flat:
+        attended = builder.transpose(attended, (0, 2, 1, 3))
+        attended = builder.reshape(attended, [0, 0, -1])
+    node.outputs[0].replace_all_uses_with(attended, replace_graph_outputs=True)
+    builder.graph.remove(node)
+
+
+def _attend(
+    builder: Builder, node: ir.Node, operands: tuple[ir.Value, ir.Value, ir.Value], past_key: ir.Value | None
+) -> ir.Value:
+    query, key, value = operands
+    kind = (query.dtype or value.dtype or ir.DataType.FLOAT).numpy()
+    size = _head_size(node)
+    scale = _float(node, "scale") if "scale" in node.attributes else None
+    if scale is None:
+        scale = 1.0 / math.sqrt(size) if size else None
+    if scale is None:
+        raise NotConvertible("an Attention node has no scale and no known head size", node.name or "", kind="score")
+    scores = builder.node("MatMul", [query, builder.transpose(key, (0, 1, 3, 2))])[0]
+    scores = builder.node("Mul", [scores, builder.constant(np.array(scale, kind))])[0]
+    softcap = _float(node, "softcap")
+    if softcap:
+        cap = builder.constant(np.array(softcap, kind))
+        scores = builder.node("Mul", [builder.node("Tanh", [builder.node("Div", [scores, cap])[0]])[0], cap])[0]
+    mask = _optional(node, 3)
+    if mask is not None:
+        scores = _masked(builder, scores, mask, kind)
+    if _int(node, "is_causal"):
+        scores = _causal(builder, scores, past_key, kind)
+    softmax = builder.node("Softmax", [scores], {"axis": -1}, stem=node.name or "Softmax")[0]
+    producer = softmax.producer()
+    if producer is not None:
+        producer.metadata_props[FORM_KEY] = "Attention"
+    return builder.node("MatMul", [softmax, value])[0]
+
+
+def _head_size(node: ir.Node) -> int | None:
+    query = node.inputs[0]
+    shape = query.shape if query is not None else None
+    if shape is None or not isinstance(shape[-1], int):
+        return None
+    return shape[-1] // _int(node, "q_num_heads", 1) if len(shape) == 3 else shape[-1]
+
+
+def _split(builder: Builder, value: ir.Value, heads: int) -> ir.Value:
+    """`[batch, tokens, heads * size]` to `[batch, heads, tokens, size]`."""
+    return builder.transpose(builder.reshape(value, [0, 0, heads, -1]), (0, 2, 1, 3))
+
+
+def _repeat(builder: Builder, value: ir.Value, heads: int, times: int) -> ir.Value:
+    """Each head of `[batch, groups, tokens, size]` as many times as query heads share it."""
+    index = builder.constant(np.arange(heads, dtype=np.int64) // times)
+    return builder.node("Gather", [value, index], {"axis": 1})[0]
+
+
+def _masked(builder: Builder, scores: ir.Value, mask: ir.Value, kind: np.dtype) -> ir.Value:  # type: ignore[type-arg]
+    lowest = builder.constant(np.array(-np.inf, kind))
+    if mask.dtype == ir.DataType.BOOL or _is_boolean(mask):
+        return builder.node("Where", [mask, scores, lowest])[0]
+    return builder.node("Add", [scores, mask])[0]
+
+
+_BOOLEAN_OPS = frozenset(
+    {"And", "Or", "Not", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN", "Xor"}
+)
+
+
+def _is_boolean(value: ir.Value) -> bool:
+    """Whether a value without a stated type is boolean, by the nodes that make it."""
+    while (producer := value.producer()) is not None:
+        if producer.op_type in _BOOLEAN_OPS:
+            return True
+        if producer.op_type == "Cast":
+            return producer.attributes["to"].as_int() == ir.DataType.BOOL
+        source = producer.inputs[0] if producer.inputs else None
+        if producer.op_type not in ("Expand", "Unsqueeze", "Reshape", "Slice", "Identity") or source is None:
+            return False
+        value = source
+    return value.dtype == ir.DataType.BOOL
+
+
+def _causal(builder: Builder, scores: ir.Value, past: ir.Value | None, kind: np.dtype) -> ir.Value:  # type: ignore[type-arg]
+    """The causal rule of the operator: row i sees the columns up to i plus the length of its own past input."""
+    shape = builder.node("Shape", [scores])[0]
+    rows = _range(builder, shape, -2, past)
+    columns = _range(builder, shape, -1, None)
+    rows = builder.reshape(rows, [-1, 1])
+    seen = builder.node("LessOrEqual", [columns, rows])[0]
+    return builder.node("Where", [seen, scores, builder.constant(np.array(-np.inf, kind))])[0]
+
+
+def _range(builder: Builder, shape: ir.Value, axis: int, past: ir.Value | None) -> ir.Value:
+    count = builder.node("Gather", [shape, builder.constant(np.array(axis, np.int64))], {"axis": 0})[0]
+    zero, one = builder.constant(np.array(0, np.int64)), builder.constant(np.array(1, np.int64))
+    numbers = builder.node("Range", [zero, count, one])[0]
+    if past is None:
+        return numbers
+    length = builder.node("Gather", [builder.node("Shape", [past])[0], builder.constant(np.array(2, np.int64))])[0]
+    return builder.node("Add", [numbers, length])[0]
+
+
+def _take_over(node: ir.Node, index: int, value: ir.Value) -> None:
+    if index < len(node.outputs):
+        old = node.outputs[index]
+        name = old.name
+        old.replace_all_uses_with(value, replace_graph_outputs=True)
+        if value.is_graph_output():
+            old.name = f"{name}/replaced"
+            value.name = name
+            value.type, value.shape = old.type, old.shape
