@@ -40,18 +40,16 @@ class AscendEmulatorBackend:
     def capabilities(self) -> Capabilities:
         """What the tiling accepts (`op_host/paged_attention_tiling_math.h`)."""
         return Capabilities(
-            compute_dtypes=frozenset({"float16", "bfloat16"}),
-            cache_dtypes=frozenset({"float16", "bfloat16", "int8"}),
-            block_sizes=frozenset({16, 32, 64, 128}),
+            cache_dtypes=frozenset({"float32", "float16", "bfloat16", "int8"}),
             features=_CLAIMED,
             head_size_multiple=16,
             max_head_size=256,
             bad_ids="masked",
             validates=False,
-            max_cache_bytes=1 << 28,
+            max_cache_bytes=1 << 40,
         )
 
     def run(self, feeds: dict[str, Array], attributes: dict[str, Any]) -> Mapping[str, Array]:
         """Runs `emulation.paged_attention`."""
         device = Device(vector_cores=4, min_split_tokens=64)
-        return paged_attention(feeds, AttentionAttributes.from_dict(attributes), device)[0]
+        return paged_attention(feeds, AttentionAttributes.from_dict(attributes), device, in_place=True)[0]

@@ -27,8 +27,8 @@ STRICT_FLAGS: Final = ("-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werro
 
 def kernel_variants() -> dict[str, tuple[str, ...]]:
     """Name of each compiled variant of the kernel and the macros that the operator project would define for it."""
-    types = {"half": "half", "bf16": "bfloat16_t", "int8": "int8_t"}
-    pairs = [("half", "half"), ("half", "int8"), ("bf16", "bf16"), ("bf16", "int8")]
+    types = {"half": "half", "bf16": "bfloat16_t", "float": "float", "int8": "int8_t"}
+    pairs = [(query, cache) for query in ("half", "bf16", "float") for cache in (query, "int8")]
     return {
         f"{query}_{cache}": (
             f"-DDTYPE_QUERY={types[query]}",
@@ -85,7 +85,7 @@ def _sources() -> list[Path]:
     found = sorted(p for f in folders for p in (ROOT / f).rglob("*") if p.suffix in (".h", ".cpp"))
     if not found:
         raise LibraryError(
-            "the Ascend sources are not part of an installed wheel: run the emulator from a source checkout of pagegraft"
+            "the Ascend sources are not part of an installed wheel: run the emulator from a checkout of pagegraft"
         )
     return found
 

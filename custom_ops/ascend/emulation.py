@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 
 from ..errors import PagegraftError
@@ -17,21 +16,22 @@ from ..spec import AttentionAttributes
 from ..validation import Array, Feeds, Geometry, geometry_of
 from .build import build_library
 
-__all__ = ["Counters", "Device", "DeviceViolation", "NotClaimed", "Tiling", "paged_attention", "tiling_of"]
+__all__ = ["Counters", "Device", "DeviceRuleError", "NotClaimedError", "Tiling", "paged_attention", "tiling_of"]
 
 _TENSORS: Final = (
     "query", "key", "value", "key_cache", "value_cache", "cumulative_sequence_length", "past_seqlens", "block_table",
     "cos_cache", "sin_cache", "slot_mapping", "head_sink", "q_norm_weight", "k_norm_weight", "k_scale", "v_scale",
     "attention_metadata", "output",
 )  # fmt: skip
+_TYPES: Final = ("float16", "bfloat16", "float32")
 _QUANT: Final = {"NONE": 0, "PER_TENSOR": 1, "PER_CHANNEL": 2, "PER_TOKEN": 3}
 
 
-class NotClaimed(PagegraftError, ValueError):
+class NotClaimedError(PagegraftError, ValueError):
     """The kernel's tiling refuses this problem; the message says why and what to do."""
 
 
-class DeviceViolation(PagegraftError, RuntimeError):
+class DeviceRuleError(PagegraftError, RuntimeError):
     """The kernel broke a rule of the device. `check` is the rule's name."""
 
     def __init__(self, check: str, text: str) -> None:
@@ -77,16 +77,21 @@ class Tiling:
     cores: int
 
 
+_PROBLEM_FIELDS: Final = (
+    "numTokens", "numSeqs", "numBlocks", "blockSize", "tableWidth", "numHeads", "kvHeads", "headSize", "vHeadSize",
+    "packedQkv", "inputBytes", "cacheBytes", "hasSlotMapping", "hasSink", "keyQuant", "valueQuant", "isCausal",
+    "windowSize", "doRotary", "hasQkNorm", "latent",
+)  # fmt: skip
+
+
 class _Problem(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in (
-            "numTokens", "numSeqs", "numBlocks", "blockSize", "tableWidth", "numHeads", "kvHeads", "headSize", "vHeadSize",
-            "packedQkv", "cacheBytes", "hasSlotMapping", "hasSink", "keyQuant", "valueQuant", "isCausal", "windowSize",
-            "doRotary", "hasQkNorm", "latent",
-        )),
-        ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
-        ("alibiCount", ctypes.c_int64), ("alibiSlopes", ctypes.POINTER(ctypes.c_float)),
-    ]  # fmt: skip
+        *((name, ctypes.c_int64) for name in _PROBLEM_FIELDS),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("alibiCount", ctypes.c_int64),
+        ("alibiSlopes", ctypes.POINTER(ctypes.c_float)),
+    ]
 
 
 class _Device(ctypes.Structure):
@@ -102,7 +107,7 @@ class _Call(ctypes.Structure):
         ("problem", _Problem),
         ("device", _Device),
         ("tensors", _Tensor * len(_TENSORS)),
-        ("bfloat16", ctypes.c_int64),
+        ("input_type", ctypes.c_int64),
         ("mutant", ctypes.c_int64),
     ]
 
@@ -113,6 +118,11 @@ class _Report(ctypes.Structure):
         ("text", ctypes.c_char * 640),
         *((name, ctypes.c_int64) for name in Counters.__dataclass_fields__),
     ]
+
+
+@cache
+def _default_library() -> Path:
+    return build_library()
 
 
 @cache
@@ -127,18 +137,20 @@ def paged_attention(
     attributes: AttentionAttributes,
     device: Device | None = None,
     *,
+    in_place: bool = False,
     library: Path | None = None,
     mutant: int = -1,
 ) -> tuple[dict[str, Array], Counters]:
-    """One call of the op on emulated cores; the feeds are not modified.
+    """One call of the op on emulated cores. The feeds are not modified, but for the caches when `in_place`.
 
     `library` replaces the default build and `mutant` picks a left-out synchronisation in an instrumented one (both for
-    tests). Raises ContractError for malformed shapes, NotClaimed, and DeviceViolation when the kernel breaks a rule.
+    tests). Raises ContractError for malformed shapes, NotClaimedError, and DeviceRuleError when the kernel breaks a
+    rule.
     """
     g = geometry_of(feeds, attributes)
     arrays = {name: np.ascontiguousarray(feeds[name]) for name in feeds}
     for name in ("key_cache", "value_cache"):
-        if name in feeds:
+        if name in feeds and not in_place:
             arrays[name] = feeds[name].copy()
     arrays["output"] = np.full((g.tokens, g.query_heads * g.value_head_size), np.nan, feeds["query"].dtype)
     call = _call(arrays, attributes, g, device or Device())
@@ -147,12 +159,12 @@ def paged_attention(
         if name in arrays:
             call.tensors[i] = _Tensor(arrays[name].ctypes.data, arrays[name].nbytes)
     report = _Report()
-    _load(library or build_library()).pg_run(ctypes.byref(call), ctypes.byref(report))
+    _load(library or _default_library()).pg_run(ctypes.byref(call), ctypes.byref(report))
     check = report.check.decode()
     if check == "refused":
-        raise NotClaimed(f"PagedAttention on Ascend: {report.text.decode()}")
+        raise NotClaimedError(f"PagedAttention on Ascend: {report.text.decode()}")
     if check:
-        raise DeviceViolation(check, report.text.decode())
+        raise DeviceRuleError(check, report.text.decode())
     outputs = {"output": arrays["output"]}
     outputs.update({f"{name}_out": arrays[name] for name in ("key_cache", "value_cache") if name in arrays})
     return outputs, Counters(**{name: getattr(report, name) for name in Counters.__dataclass_fields__})
@@ -162,7 +174,7 @@ def tiling_of(problem: Mapping[str, Any], device: Device | None = None) -> Tilin
     """The tiling of a problem given by the fields of the C++ struct Problem (missing ones are 0)."""
     call = _Call(problem=_Problem(**problem), device=_device(device or Device()))
     report = _Report()
-    library = _load(build_library())
+    library = _load(_default_library())
     data = ctypes.create_string_buffer(library.pg_tiling_bytes())
     library.pg_tiling(ctypes.byref(call), ctypes.byref(report), data)
     return Tiling(
@@ -190,7 +202,8 @@ def _call(feeds: Feeds, a: AttentionAttributes, g: Geometry, device: Device) -> 
         headSize=g.head_size,
         vHeadSize=g.value_head_size,
         packedQkv="key" not in feeds,
-        cacheBytes=_cache_bytes(feeds, g),
+        inputBytes=feeds["query"].itemsize,
+        cacheBytes=feeds["key_cache"].itemsize if g.cache_dtype in (g.compute_dtype, "int8") else 0,
         hasSlotMapping="slot_mapping" in feeds,
         hasSink="head_sink" in feeds,
         keyQuant=_QUANT[a.k_quant_type],
@@ -205,13 +218,4 @@ def _call(feeds: Feeds, a: AttentionAttributes, g: Geometry, device: Device) -> 
         alibiCount=len(a.alibi_slopes),
         alibiSlopes=ctypes.cast(slopes, ctypes.POINTER(ctypes.c_float)),
     )
-    return _Call(problem=problem, device=_device(device), bfloat16=feeds["query"].dtype == ml_dtypes.bfloat16)
-
-
-def _cache_bytes(feeds: Feeds, g: Geometry) -> int:
-    """Bytes of a cache element, or 0 for a type that the kernel does not have."""
-    if g.compute_dtype not in ("float16", "bfloat16"):
-        raise NotClaimed(
-            f"PagedAttention on Ascend: {g.compute_dtype} compute; convert with --dtype float16 or bfloat16"
-        )
-    return feeds["key_cache"].itemsize if g.cache_dtype in (g.compute_dtype, "int8") else 0
+    return _Call(problem=problem, device=_device(device), input_type=_TYPES.index(g.compute_dtype))

@@ -57,7 +57,10 @@ def test_number_formats_agree_with_numpy(cases: ctypes.CDLL) -> None:
     assert all(cases.pg_half_value(int(b)) == float(np.uint16(b).view(np.float16)) for b in finite[::7])
     rng = np.random.default_rng(0)
     values = np.concatenate(
-        [rng.standard_normal(3000) * 10.0 ** rng.integers(-9, 6, 3000), [0, -0.0, 65504, 65519.99, 65520, 1e9, 2**-24, 2**-25]]
+        [
+            rng.standard_normal(3000) * 10.0 ** rng.integers(-9, 6, 3000),
+            [0, -0.0, 65504, 65519.99, 65520, 1e9, 2**-24, 2**-25],
+        ]
     ).astype(np.float32)
     with np.errstate(over="ignore"):
         half, brain = values.astype(np.float16).view(np.uint16), values.astype(ml_dtypes.bfloat16).view(np.uint16)
@@ -73,17 +76,25 @@ def test_device_exponential_is_close_but_not_exact(cases: ctypes.CDLL) -> None:
     assert cases.pg_device_exp(0.0) == 1.0
 
 
+def _operands(name: str, element: str, count: int, rest: str = "1") -> str:
+    return f"{name}({', '.join([f'LocalTensor<{element}>()'] * count)}, {rest});"
+
+
+def _cast(to: str, source: str) -> str:
+    return f"Cast(LocalTensor<{to}>(), LocalTensor<{source}>(), RoundMode::CAST_NONE, 1);"
+
+
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("Add(LocalTensor<half>(), LocalTensor<half>(), LocalTensor<half>(), 1);", "Add(LocalTensor<bfloat16_t>(), LocalTensor<bfloat16_t>(), LocalTensor<bfloat16_t>(), 1);"),
-        ("Mul(LocalTensor<float>(), LocalTensor<float>(), LocalTensor<float>(), 1);", "Mul(LocalTensor<int8_t>(), LocalTensor<int8_t>(), LocalTensor<int8_t>(), 1);"),
-        ("Div(LocalTensor<float>(), LocalTensor<float>(), LocalTensor<float>(), 1);", "Div(LocalTensor<int32_t>(), LocalTensor<int32_t>(), LocalTensor<int32_t>(), 1);"),
-        ("Exp(LocalTensor<half>(), LocalTensor<half>(), 1);", "Exp(LocalTensor<int32_t>(), LocalTensor<int32_t>(), 1);"),
-        ("Cast(LocalTensor<half>(), LocalTensor<int8_t>(), RoundMode::CAST_NONE, 1);", "Cast(LocalTensor<float>(), LocalTensor<int8_t>(), RoundMode::CAST_NONE, 1);"),
-        ("Duplicate(LocalTensor<int16_t>(), int16_t(1), 1);", "Duplicate(LocalTensor<int8_t>(), int8_t(1), 1);"),
+        (_operands("Add", "half", 3), _operands("Add", "bfloat16_t", 3)),
+        (_operands("Mul", "float", 3), _operands("Mul", "int8_t", 3)),
+        (_operands("Div", "float", 3), _operands("Div", "int32_t", 3)),
+        (_operands("Exp", "half", 2), _operands("Exp", "int32_t", 2)),
+        (_cast("half", "int8_t"), _cast("float", "int8_t")),
+        (_operands("Duplicate", "int16_t", 1, "int16_t(1), 1"), _operands("Duplicate", "int8_t", 1, "int8_t(1), 1")),
     ],
-)  # fmt: skip
+)
 def test_unsupported_types_do_not_compile(right: str, wrong: str) -> None:
     def compiles(statement: str) -> subprocess.CompletedProcess[str]:
         source = f'#include "kernel_operator.h"\nusing namespace AscendC;\nvoid k() {{ {statement} }}\n'

@@ -16,6 +16,8 @@ void paged_attention_half_half(PG_KERNEL_ARGUMENTS);
 void paged_attention_half_int8(PG_KERNEL_ARGUMENTS);
 void paged_attention_bf16_bf16(PG_KERNEL_ARGUMENTS);
 void paged_attention_bf16_int8(PG_KERNEL_ARGUMENTS);
+void paged_attention_float_float(PG_KERNEL_ARGUMENTS);
+void paged_attention_float_int8(PG_KERNEL_ARGUMENTS);
 }
 
 namespace {
@@ -27,8 +29,9 @@ const char* const kTensorNames[kPgTensorCount] = {
     "sin_cache", "slot_mapping", "head_sink", "q_norm_weight", "k_norm_weight", "k_scale", "v_scale", "attention_metadata", "output"};
 
 Kernel Select(const PgCall& call) {
-    if (call.problem.cacheBytes == 1) { return call.bfloat16 != 0 ? paged_attention_bf16_int8 : paged_attention_half_int8; }
-    return call.bfloat16 != 0 ? paged_attention_bf16_bf16 : paged_attention_half_half;
+    static const Kernel same[] = {paged_attention_half_half, paged_attention_bf16_bf16, paged_attention_float_float};
+    static const Kernel int8[] = {paged_attention_half_int8, paged_attention_bf16_int8, paged_attention_float_int8};
+    return (call.problem.cacheBytes == 1 ? int8 : same)[call.inputType];
 }
 
 void Describe(PgReport* report, const char* check, const char* text) {

@@ -22,7 +22,7 @@ struct PgCall {
     pagegraft::Problem problem;
     pagegraft::Device device;
     PgTensor tensors[kPgTensorCount];
-    int64_t bfloat16;   // type of query and output: 0 float16, 1 bfloat16
+    int64_t inputType;  // of query and output: 0 float16, 1 bfloat16, 2 float32
     int64_t mutant;     // -1, or the synchronisation call to leave out (instrumented build only)
 };
 

@@ -15,7 +15,8 @@ struct Problem {
     int64_t numTokens, numSeqs, numBlocks, blockSize, tableWidth;   // T, S, N, B, M
     int64_t numHeads, kvHeads, headSize, vHeadSize;                 // H, G, D, Dv
     int64_t packedQkv;        // key and value come inside query
-    int64_t cacheBytes;       // bytes of a cache element: 1 (int8) or 2
+    int64_t inputBytes;       // bytes of an element of query, key, value and output: 2 or 4
+    int64_t cacheBytes;       // of a cache element: 1 (int8), or as the query
     int64_t hasSlotMapping, hasSink;
     int64_t keyQuant, valueQuant;   // QuantKind
     int64_t isCausal, windowSize;   // window -1: none
@@ -40,8 +41,6 @@ struct TilingResult {
 
 namespace tiling_detail {
 
-constexpr int64_t kInputBytes = 2;   // query, key, value and output are float16 or bfloat16
-
 constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t RoundTo(int64_t a, int64_t b) { return CeilDivide(a, b) * b; }
 constexpr int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -58,7 +57,7 @@ inline const char* RefuseHeads(const Problem& p) {
 }
 
 inline const char* RefuseShapes(const Problem& p) {
-    if (p.blockSize < 16 || p.blockSize > 128 || (p.blockSize & (p.blockSize - 1)) != 0) { return "block_size must be 16, 32, 64 or 128"; }
+    if (p.blockSize < 1 || p.blockSize > 512 || (p.blockSize & (p.blockSize - 1)) != 0) { return "block_size must be a power of two up to 512"; }
     if (p.numTokens < 0 || p.numSeqs < 0 || p.numBlocks < 1 || p.tableWidth < 1) { return "a dimension of the inputs is empty"; }
     constexpr int64_t kInt32 = 0x7FFFFFFF;
     if (p.numTokens > kInt32 || p.numBlocks > kInt32 / p.blockSize) { return "token counts and slots must fit in 31 bits"; }
@@ -77,7 +76,8 @@ inline const char* RefuseFeatures(const Problem& p) {
             return "int8 caches need k_quant_type and v_quant_type PER_TENSOR or PER_CHANNEL, other caches NONE";
         }
     }
-    if (p.cacheBytes != 1 && p.cacheBytes != 2) { return "caches must be of the query's type or int8"; }
+    if (!int8 && p.cacheBytes != p.inputBytes) { return "caches must be of the query's type or int8"; }
+    if (p.inputBytes != 2 && p.inputBytes != 4) { return "query must be float16, bfloat16 or float32"; }
     return nullptr;
 }
 
@@ -92,7 +92,9 @@ inline void FillHeads(const Problem& p, PagedAttentionTilingData& d) {
     d.headsPerChunk = static_cast<int32_t>(CeilDivide(group, d.chunksPerGroup));
     d.tokensPerTile = static_cast<int32_t>(Most(1, rows / d.headsPerChunk));
     const int64_t pitch = Most(d.keyPitch, d.valuePitch);
-    d.tileTokens = static_cast<int32_t>(Least(kLanes, kTileElements / pitch / kTableAlign * kTableAlign));
+    // Half as many for float: its two buffers of KV take twice the bytes.
+    const int64_t elements = p.inputBytes == 4 ? kScratchFloats / 2 : kScratchFloats;
+    d.tileTokens = static_cast<int32_t>(Least(kLanes, elements / pitch / 8 * 8));
 }
 
 inline void FillStrides(const Problem& p, PagedAttentionTilingData& d) {
@@ -111,8 +113,8 @@ inline void FillBuffers(const Problem& p, PagedAttentionTilingData& d) {
     const int64_t tile = static_cast<int64_t>(d.tileTokens) * Most(d.keyPitch, d.valuePitch);
     d.kvBytes = static_cast<int32_t>(Most(tile * p.cacheBytes, partial));
     d.wideBytes = static_cast<int32_t>(tile * 4);
-    d.scratchBytes = kTileElements * 4;
-    d.queryInBytes = static_cast<int32_t>(Most(rows * d.headSize * kInputBytes, Most(d.headSize, d.vHeadSize) * 4));
+    d.scratchBytes = kScratchFloats * 4;
+    d.queryInBytes = static_cast<int32_t>(Most(rows * d.headSize * p.inputBytes, Most(d.headSize, d.vHeadSize) * 4));
     d.queryBytes = static_cast<int32_t>(rows * d.headSize * 4);
     d.accBytes = static_cast<int32_t>(rows * d.vHeadSize * 4);
     d.outBytes = static_cast<int32_t>(partial);
@@ -142,10 +144,10 @@ inline int64_t AttentionUbBytes(const PagedAttentionTilingData& d) {
 }
 
 // UB bytes of the cache-writing phase.
-inline int64_t WriterUbBytes(int64_t cacheBytes) {
+inline int64_t WriterUbBytes(const Problem& p) {
     const int64_t chunk = kWriteChunk;
-    if (cacheBytes == 1) { return 2 * chunk * 2 + 2 * chunk + chunk * 4 + chunk * 4 + chunk * 4 + chunk * 2; }
-    return 2 * chunk * 2;
+    if (p.cacheBytes == 1) { return 2 * chunk * p.inputBytes + 2 * chunk + chunk * 4 + chunk * 4 + chunk * 4 + chunk * 2; }
+    return 2 * chunk * p.inputBytes;
 }
 
 inline TilingResult ComputeTiling(const Problem& p, const Device& device) {
@@ -179,7 +181,7 @@ inline TilingResult ComputeTiling(const Problem& p, const Device& device) {
     FillStrides(p, d);
     FillBuffers(p, d);
     r.workspaceBytes = FillSplits(p, device, d);
-    r.ubUsedBytes = Most(AttentionUbBytes(d), WriterUbBytes(p.cacheBytes));
+    r.ubUsedBytes = Most(AttentionUbBytes(d), WriterUbBytes(p));
     if (r.ubUsedBytes > device.ubBytes) { r.refusal = "the tiling does not fit this device's unified buffer"; }
     return r;
 }

@@ -82,13 +82,16 @@ private:
         const Unit unit = UnitOf(tile, headTask);
         const int64_t begin = tile.low + split * walk_.SplitTokens();
         const int64_t end = Smaller(tile.high, begin + walk_.SplitTokens());
-        KvTile now, next;
-        bool more = reader_.Find(tile.sequence, begin, end, now);
-        if (more) { reader_.FetchKeys(now, unit.kvHead); }
+        KvTile tiles[2];
+        int32_t at = 0;
+        bool more = reader_.Find(tile.sequence, begin, end, tiles[0]);
+        if (more) { reader_.FetchKeys(tiles[0], unit.kvHead); }
         LoadQuery(tile, unit);
         state_.Begin(unit.rows);
         if (tiling_->hasSink != 0 && split == 0) { LoadSink(unit); }
         while (more) {
+            const KvTile& now = tiles[at];
+            KvTile& next = tiles[1 - at];
             reader_.FetchValues(now, unit.kvHead);
             const bool another = reader_.Find(tile.sequence, now.start + now.count, end, next);
             SetSpans(tile, unit, now);
@@ -97,7 +100,7 @@ private:
             ShapeScores(tile, unit, now);
             state_.Absorb(math_.Scores());
             math_.Accumulate(state_, reader_.Take(now.count * tiling_->valuePitch, math_.Scratch()), unit.rows);
-            now = next;
+            at = 1 - at;
             more = another;
         }
         if (tile.splits > 1) {
@@ -116,7 +119,7 @@ private:
         in_.EnQue(in);
         LocalTensor<float> query = queryBuffer_.template Get<float>();
         LocalTensor<T> raw = in_.template DeQue<T>();
-        Cast(query, raw, RoundMode::CAST_NONE, unit.rows * width);
+        Widen(query, raw, unit.rows * width);
         in_.FreeTensor(raw);
         float scale = tiling_->scale;
         if (tiling_->keyQuant == kQuantPerTensor) { scale *= keyScale_.GetValue(0); }
@@ -145,7 +148,7 @@ private:
         in_.EnQue(in);
         LocalTensor<float> sink = sinkBuffer_.template Get<float>();
         LocalTensor<T> raw = in_.template DeQue<T>();
-        Cast(sink, raw, RoundMode::CAST_NONE, unit.heads);
+        Widen(sink, raw, unit.heads);
         in_.FreeTensor(raw);
         const TEventID ready = pipe_->FetchEventID(HardEvent::V_S);
         SetFlag<HardEvent::V_S>(ready);

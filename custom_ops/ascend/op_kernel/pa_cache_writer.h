@@ -12,7 +12,7 @@ public:
         sequences_.Init(tiling, at);
         blockTable_.SetGlobalBuffer((__gm__ int32_t*)at.blockTable, static_cast<uint64_t>(tiling->numSeqs) * tiling->tableWidth);
         if (tiling->hasSlotMapping != 0) { slots_.SetGlobalBuffer((__gm__ int32_t*)at.slotMapping, tiling->numTokens); }
-        if constexpr (IsInt8<C>::value) {
+        if constexpr (Same<C, int8_t>::value) {
             pipe->InitBuffer(source_, 2, kWriteChunk * sizeof(T));
             pipe->InitBuffer(codes_, 2, kWriteChunk * sizeof(int8_t));
             pipe->InitBuffer(scaleIn_, 1, kWriteChunk * sizeof(float));
@@ -29,13 +29,13 @@ public:
         const int32_t elements = tiling_->kvHeads * width;
         rows_.SetGlobalBuffer((__gm__ T*)rows, static_cast<uint64_t>(tiling_->numTokens) * stride);
         cache_.SetGlobalBuffer((__gm__ C*)cache, static_cast<uint64_t>(tiling_->numBlocks) * tiling_->blockSize * elements);
-        if constexpr (IsInt8<C>::value) { scale_.SetGlobalBuffer((__gm__ float*)scale, quant == kQuantPerChannel ? elements : 1); }
+        if constexpr (Same<C, int8_t>::value) { scale_.SetGlobalBuffer((__gm__ float*)scale, quant == kQuantPerChannel ? elements : 1); }
         for (int32_t first = 0; first < elements; first += kWriteChunk) {
             const int32_t count = static_cast<int32_t>(Smaller(kWriteChunk, elements - first));
             LocalTensor<float> divisor;
-            if constexpr (IsInt8<C>::value) { divisor = LoadScale(first, count, quant); }
+            if constexpr (Same<C, int8_t>::value) { divisor = LoadScale(first, count, quant); }
             WriteChunk(divisor, first, count, elements, stride, offset);
-            if constexpr (IsInt8<C>::value) { scaleIn_.FreeTensor(divisor); }
+            if constexpr (Same<C, int8_t>::value) { scaleIn_.FreeTensor(divisor); }
         }
     }
 
@@ -51,7 +51,7 @@ private:
                 if (slot < 0 || slot >= static_cast<int64_t>(tiling_->numBlocks) * tiling_->blockSize) { continue; }
                 const uint64_t from = static_cast<uint64_t>(t) * stride + offset + first;
                 const uint64_t to = static_cast<uint64_t>(slot) * elements + first;
-                if constexpr (IsInt8<C>::value) {
+                if constexpr (Same<C, int8_t>::value) {
                     WriteQuantised(divisor, from, to, count);
                 } else {
                     CopyThrough(from, to, count);
@@ -84,8 +84,37 @@ private:
         if (quant == kQuantPerChannel) { DataCopy(in, scale_[first], count); }
         scaleIn_.EnQue(in);
         LocalTensor<float> divisor = scaleIn_.template DeQue<float>();
-        if (quant == kQuantPerTensor) { Duplicate(divisor, scale_.GetValue(0), count); }
+        if (quant == kQuantPerTensor) {
+            const float scale = scale_.GetValue(0);
+            Duplicate(divisor, scale == 0.0f ? kHuge : scale, count);
+        } else {
+            ReplaceZeros(divisor, count);
+        }
         return divisor;
+    }
+
+    // A zero scale stores zero codes: it becomes a divisor that makes everything round to 0.
+    __aicore__ inline void ReplaceZeros(const LocalTensor<float>& divisor, int32_t count) {
+        LocalTensor<float> x = wide_.Get<float>();
+        LocalTensor<int32_t> whole = whole_.Get<int32_t>();
+        Duplicate(x, 1.0f, count);
+        PipeBarrier<PIPE_V>();
+        Div(x, x, divisor, count);
+        PipeBarrier<PIPE_V>();
+        Mins(x, x, kHuge, count);
+        PipeBarrier<PIPE_V>();
+        Mul(x, x, divisor, count);   // 0 for a zero, about 1 otherwise
+        PipeBarrier<PIPE_V>();
+        Cast(whole, x, RoundMode::CAST_RINT, count);
+        PipeBarrier<PIPE_V>();
+        Cast(x, whole, RoundMode::CAST_NONE, count);
+        PipeBarrier<PIPE_V>();
+        Adds(x, x, -1.0f, count);
+        PipeBarrier<PIPE_V>();
+        Muls(x, x, -kHuge, count);
+        PipeBarrier<PIPE_V>();
+        Add(divisor, divisor, x, count);
+        PipeBarrier<PIPE_V>();
     }
 
     // code = round-half-even(clamp(x / scale)); through int32 because float has no direct conversion to int8.
@@ -97,7 +126,7 @@ private:
         LocalTensor<int32_t> whole = whole_.Get<int32_t>();
         LocalTensor<half> narrow = narrow_.Get<half>();
         LocalTensor<T> raw = source_.template DeQue<T>();
-        Cast(x, raw, RoundMode::CAST_NONE, count);
+        Widen(x, raw, count);
         source_.FreeTensor(raw);
         PipeBarrier<PIPE_V>();
         Div(x, x, divisor, count);

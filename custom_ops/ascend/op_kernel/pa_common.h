@@ -12,20 +12,39 @@ using namespace AscendC;
 constexpr float kMasked = -3.0e38f;
 constexpr float kNoKey = -1.0e30f;
 constexpr float kTinySum = 1.0e-30f;
+constexpr float kHuge = 3.0e38f;
 
 __aicore__ inline int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 __aicore__ inline int64_t Larger(int64_t a, int64_t b) { return a > b ? a : b; }
 __aicore__ inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 __aicore__ inline int32_t RoundUp(int32_t a, int32_t b) { return (a + b - 1) / b * b; }
 
-template <typename C>
-struct IsInt8 {
+template <typename A, typename B>
+struct Same {
     static constexpr bool value = false;
 };
-template <>
-struct IsInt8<int8_t> {
+template <typename A>
+struct Same<A, A> {
     static constexpr bool value = true;
 };
+
+// Conversions between a tensor's type and float. Float itself has no cast: adding 0 copies it.
+template <typename T>
+__aicore__ inline void Widen(const LocalTensor<float>& out, const LocalTensor<T>& in, int32_t count) {
+    if constexpr (Same<T, float>::value) {
+        Adds(out, in, 0.0f, count);
+    } else {
+        Cast(out, in, RoundMode::CAST_NONE, count);
+    }
+}
+template <typename T>
+__aicore__ inline void Narrow(const LocalTensor<T>& out, const LocalTensor<float>& in, int32_t count) {
+    if constexpr (Same<T, float>::value) {
+        Adds(out, in, 0.0f, count);
+    } else {
+        Cast(out, in, RoundMode::CAST_RINT, count);
+    }
+}
 
 // The kernel's tensors, in the order of the operator definition.
 struct TensorAddresses {

@@ -8,8 +8,8 @@ namespace pagegraft {
 struct KvTile {
     int64_t start;
     int32_t count, pieces;
-    int64_t slot[kMaxPieces];
-    int32_t length[kMaxPieces];
+    int64_t slot[kLanes];
+    int32_t length[kLanes];
 };
 
 template <typename C>
@@ -57,14 +57,14 @@ public:
         LocalTensor<float> wide = wide_.Get<float>();
         LocalTensor<C> raw = queue_.template DeQue<C>();
         PipeBarrier<PIPE_V>();
-        if constexpr (IsInt8<C>::value) {
+        if constexpr (Same<C, int8_t>::value) {
             LocalTensor<half> codes = scratch.template ReinterpretCast<half>();
             Cast(codes, raw, RoundMode::CAST_NONE, count);
             queue_.FreeTensor(raw);
             PipeBarrier<PIPE_V>();
             Cast(wide, codes, RoundMode::CAST_NONE, count);
         } else {
-            Cast(wide, raw, RoundMode::CAST_NONE, count);
+            Widen(wide, raw, count);
             queue_.FreeTensor(raw);
         }
         PipeBarrier<PIPE_V>();

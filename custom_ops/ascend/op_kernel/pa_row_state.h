@@ -123,7 +123,7 @@ public:
     template <typename T>
     __aicore__ inline void Store(const LocalTensor<T>& out) {
         PipeBarrier<PIPE_V>();
-        Cast(out, accumulator_, RoundMode::CAST_RINT, rows_ * width_);
+        Narrow(out, accumulator_, rows_ * width_);
     }
 
 private:

@@ -31,7 +31,7 @@ public:
     __aicore__ inline void Dot(const LocalTensor<float>& query, const LocalTensor<float>& keys, int32_t rows) {
         Duplicate(scores_, 0.0f, rows * kLanes);
         const int32_t region = tiling_->tileTokens * kLanes;
-        const int32_t batch = static_cast<int32_t>(Smaller(kMaxBatch, kTileElements / region));
+        const int32_t batch = static_cast<int32_t>(Smaller(kMaxBatch, kScratchFloats / region));
         for (int32_t r = 0; r < rows; r += batch) {
             DotBatch(query, keys, r, static_cast<int32_t>(Smaller(batch, rows - r)), region);
         }
@@ -71,7 +71,7 @@ public:
     // accumulator[row] += sum over the row's positions of score * value.
     __aicore__ inline void Accumulate(RowState& state, const LocalTensor<float>& values, int32_t rows) {
         const int32_t region = tiling_->tileTokens * tiling_->vHeadSize;
-        const int32_t batch = static_cast<int32_t>(Smaller(kMaxBatch, kTileElements / region));
+        const int32_t batch = static_cast<int32_t>(Smaller(kMaxBatch, kScratchFloats / region));
         for (int32_t r = 0; r < rows; r += batch) {
             AccumulateBatch(state, values, r, static_cast<int32_t>(Smaller(batch, rows - r)), region);
         }

@@ -8,7 +8,7 @@ namespace pagegraft {
 struct QueryTile {
     int32_t sequence, firstToken, tokens;
     int64_t firstPosition, total;   // absolute position of the first token; length after this step
-    int64_t low, high;              // visible positions of the tile, low rounded down to kTableAlign
+    int64_t low, high;              // positions that the tile can see
     int32_t splits;
     int64_t firstPartial;           // workspace slot of (head task 0, split 0); used when splits > 1
 };
@@ -58,8 +58,7 @@ private:
         if (!current_.valid) { return; }
         tile.high = tiling_->isCausal != 0 ? tile.firstPosition + tile.tokens : tile.total;
         if (tiling_->windowSize > 0) {
-            const int64_t first = Larger(0, tile.firstPosition - tiling_->windowSize + 1);
-            tile.low = first / kTableAlign * kTableAlign;
+            tile.low = Smaller(Larger(0, tile.firstPosition - tiling_->windowSize + 1), tile.high);
         }
     }
 
@@ -75,7 +74,7 @@ private:
             if (tiling_->windowSize > 0) {
                 visible = Smaller(visible, static_cast<int64_t>(tiling_->windowSize) + (sequence.end - sequence.begin));
             }
-            longest = Larger(longest, visible + kTableAlign);
+            longest = Larger(longest, visible);
         }
         splitTokens_ = Larger(tiling_->minSplitTokens, CeilDiv(CeilDiv(longest, tiling_->maxSplits), kLanes) * kLanes);
     }

@@ -9,14 +9,12 @@
 
 namespace pagegraft {
 
-constexpr int32_t kLanes = 64;            // float lanes of one vector repeat; a tile of KV positions has at most as many
+constexpr int32_t kLanes = 64;            // float lanes of one vector repeat; a tile of KV positions has at most as many,
 constexpr int32_t kMaxRows = 32;          // (token, head) rows that share a KV tile
-constexpr int32_t kTileElements = 8192;   // positions * head size of a KV tile
+constexpr int32_t kScratchFloats = 8192;  // and at most so many elements (positions * head size)
 constexpr int32_t kMaxBatch = 4;          // rows whose instructions are interleaved between two barriers
 constexpr int32_t kWriteChunk = 4096;     // elements of a token's key or value row that the cache writer handles at once
 constexpr int32_t kMaxAlibiHeads = 128;
-constexpr int32_t kTableAlign = 16;       // KV tiles start at multiples of this many positions
-constexpr int32_t kMaxPieces = kLanes / kTableAlign + 1;
 
 // How a cache is quantised; the values of k_quant_type and v_quant_type.
 enum QuantKind : int32_t { kQuantNone = 0, kQuantPerTensor = 1, kQuantPerChannel = 2 };

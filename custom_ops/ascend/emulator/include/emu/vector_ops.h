@@ -17,7 +17,7 @@ T Rounded(T a, T b, F f) {
 // argument, so that no kernel passes here by leaning on an exact exponential.
 inline float DeviceExp(float x) {
     const float y = std::exp(x);
-    if (x == 0.0f || !std::isfinite(y) || y == 0.0f) { return y; }
+    if (x == 0.0f || !std::isnormal(y)) { return y; }
     const uint32_t hash = (BitsOf(x) * 2654435761u) >> 30;  // 0..3
     return FromBits(BitsOf(y) + hash - (hash > 1 ? 4u : 0u));
 }
