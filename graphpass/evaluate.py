@@ -14,12 +14,12 @@ from onnx import helper
 from .errors import NotConvertible
 from .graph import GraphView, is_constant, node_inputs
 
-__all__ = ["Evaluator", "Unevaluable", "session_options"]
+__all__ = ["Evaluator", "Unevaluable", "first_line", "session_options"]
 
 Array = np.ndarray[Any, Any]
 
 #: Weights with more elements than this are not read when only shapes are wanted.
-HEAVY_ELEMENTS = 1 << 20
+HEAVY_ELEMENTS = 1 << 16
 
 
 class Unevaluable(NotConvertible):
@@ -68,7 +68,7 @@ class Evaluator:
                 values = session.run(None, {name: by_name[name] for name in used})
             except Exception as error:  # onnxruntime raises untyped exceptions
                 raise Unevaluable(
-                    f"onnxruntime fails on a part of the source: {_first_line(error)}", wanted[0].name or ""
+                    f"onnxruntime fails on a part of the source: {first_line(error)}", wanted[0].name or ""
                 ) from None
             results.update({o.name: v for o, v in zip(wanted, values, strict=True)})
         return [results[o.name] for o in outputs]
@@ -104,10 +104,13 @@ class Evaluator:
         nodes, leaves, constants = self._slice(wanted, set(feeds))
         protos: list[onnx.NodeProto] = []
         initializers: dict[str, onnx.TensorProto] = {}
+        needed: set[str] = set()
         for node in nodes:
             stand_in = _stand_in(node, initializers) if light else None
+            if stand_in is None:  # a stand-in needs none of the weights
+                needed.update(_captured(node))
             protos.extend(stand_in if stand_in is not None else [self._proto(node)])
-        needed = {name for p in protos for name in p.input} | {n for node in nodes for n in _captured(node)}
+        needed |= {name for p in protos for name in p.input}
         needed |= {v.name or "" for v in wanted}
         for value in constants:
             if value.name in needed:
@@ -126,7 +129,7 @@ class Evaluator:
             session = ort.InferenceSession(proto.SerializeToString(), session_options())
         except Exception as error:
             raise Unevaluable(
-                f"onnxruntime does not load a part of the source: {_first_line(error)}", wanted[0].name or ""
+                f"onnxruntime does not load a part of the source: {first_line(error)}", wanted[0].name or ""
             ) from None
         return session, [i.name for i in inputs]
 
@@ -170,7 +173,8 @@ def _tensor_proto(value: ir.Value) -> onnx.TensorProto:
     return proto
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an exception's message, cut short."""
     return str(error).strip().splitlines()[0][:300]
 
 
@@ -197,8 +201,29 @@ def _heavy_width(node: ir.Node) -> int | None:
     return shape[0] if flipped else shape[1]
 
 
+def _attention_stand_in(node: ir.Node, initializers: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
+    """The output shape of a fused attention with grouped heads; its kernel has demands on cache sizes of its own."""
+    query, key = node.inputs[0], node.inputs[1]
+    out, name = node.outputs[0].name or "", (query.name if query is not None else "") or ""
+    if key is not None:
+        return [helper.make_node("Identity", [name], [out])]
+    heads, groups = node.attributes["num_heads"].as_int(), node.attributes["kv_num_heads"].as_int()
+    initializers[f"{out}/share"] = onnx.numpy_helper.from_array(np.array(heads, np.int64), f"{out}/share")
+    initializers[f"{out}/parts"] = onnx.numpy_helper.from_array(np.array(heads + 2 * groups, np.int64), f"{out}/parts")
+    initializers[f"{out}/zero"] = onnx.numpy_helper.from_array(np.zeros(1, np.int64), f"{out}/zero")
+    initializers[f"{out}/axis"] = onnx.numpy_helper.from_array(np.array([-1], np.int64), f"{out}/axis")
+    return [
+        helper.make_node("Shape", [name], [f"{out}/shape"], start=-1),
+        helper.make_node("Mul", [f"{out}/shape", f"{out}/share"], [f"{out}/scaled"]),
+        helper.make_node("Div", [f"{out}/scaled", f"{out}/parts"], [f"{out}/end"]),
+        helper.make_node("Slice", [name, f"{out}/zero", f"{out}/end", f"{out}/axis"], [out]),
+    ]
+
+
 def _stand_in(node: ir.Node, initializers: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto] | None:
     """Nodes that give a heavy product's output shape without its weights; None when the node is not heavy."""
+    if node.op_type == "GroupQueryAttention":
+        return _attention_stand_in(node, initializers)
     width = _heavy_width(node)
     if width is None:
         return None

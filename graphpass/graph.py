@@ -17,6 +17,9 @@ CACHE = 2
 
 #: Ops whose output depends on the shape of their input only.
 _SHAPE_OPS = frozenset({"Shape", "Size"})
+#: Ops whose output's shape depends on the data of their input, and ops whose output has the shape of the first input.
+_DATA_SHAPED_OPS = frozenset({"NonZero", "Unique", "Compress"})
+_SCATTER_OPS = frozenset({"ScatterElements", "ScatterND", "Scatter"})
 
 
 def is_constant(value: ir.Value | None) -> bool:
@@ -78,15 +81,34 @@ class GraphView:
         self.by_name: dict[str, ir.Value] = {}
         for value in (*graph.inputs, *graph.initializers.values()):
             self.by_name[value.name or ""] = value
+        #: Values whose very shape depends on token data (what NonZero finds, and what is computed from it).
+        self.dynamic: set[ir.Value] = set()
         for index, node in enumerate(graph):
             self.order[node] = index
-            taint = 0
-            if node.op_type not in _SHAPE_OPS or node.domain:
-                for value in node_inputs(node):
-                    taint |= self._taint.get(value, 0)
+            taint = self._node_taint(node)
+            dynamic = self._is_dynamic(node, taint)
             for out in node.outputs:
                 self._taint[out] = taint
                 self.by_name[out.name or ""] = out
+                if dynamic:
+                    self.dynamic.add(out)
+
+    def _node_taint(self, node: ir.Node) -> int:
+        inputs = node_inputs(node)
+        if node.op_type in _SHAPE_OPS and not node.domain:
+            return self._taint.get(inputs[0], 0) if inputs[0] in self.dynamic else 0
+        taint = 0
+        for value in inputs:
+            taint |= self._taint.get(value, 0)
+        return taint
+
+    def _is_dynamic(self, node: ir.Node, taint: int) -> bool:
+        if not taint or node.op_type in _SHAPE_OPS:
+            return False
+        if node.op_type in _DATA_SHAPED_OPS:
+            return True
+        inputs = node_inputs(node)
+        return any(v in self.dynamic for v in (inputs[:1] if node.op_type in _SCATTER_OPS else inputs))
 
     def taint(self, value: ir.Value | None) -> int:
         """Bits DATA and CACHE of what the value depends on; 0 is structural."""

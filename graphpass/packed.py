@@ -15,7 +15,8 @@ import onnxruntime as ort
 from pagegraft import custom_ops
 from pagegraft.custom_ops import manifest as names
 
-from .evaluate import Array, session_options
+from .errors import VerificationError
+from .evaluate import Array, first_line, session_options
 
 __all__ = ["PackedModel", "SourceModel"]
 
@@ -115,10 +116,25 @@ class SourceModel:
     """A source model in plain onnxruntime, one sequence at a time."""
 
     def __init__(
-        self, model: Path, cache_shapes: Mapping[str, tuple[int | None, ...]], presents: Mapping[str, str]
+        self,
+        model: Path,
+        cache_shapes: Mapping[str, tuple[int | None, ...]],
+        presents: Mapping[str, str],
+        *,
+        capacities: Mapping[str, int] | None = None,
+        single_token: bool = False,
     ) -> None:
-        """`cache_shapes`: per cache input, None at the axis of tokens. `presents`: cache input -> output."""
-        self.session = ort.InferenceSession(str(model), session_options(optimise=True))
+        """`cache_shapes`: per cache input, None at the axis of tokens. `presents`: cache input -> output.
+
+        `capacities`: entries that an empty cache must have room for, where that is not zero. `single_token`: the
+        source is right for steps of one token only. Raises VerificationError when onnxruntime cannot load it.
+        """
+        self._capacities = capacities or {}
+        self._step = 1 if single_token else None
+        try:
+            self.session = ort.InferenceSession(str(model), session_options(optimise=True))
+        except Exception as error:  # onnxruntime raises untyped exceptions
+            raise VerificationError(f"the source does not load in onnxruntime: {first_line(error)}") from None
         self.inputs = {i.name: i for i in self.session.get_inputs()}
         self._shapes = cache_shapes
         self._presents = presents
@@ -126,16 +142,23 @@ class SourceModel:
         self._outputs = self._outputs or [self.session.get_outputs()[0].name]
 
     def logits(self, tokens: Sequence[int], *, chunk: int | None = None) -> Array:
-        """Teacher-forced logits `[tokens, vocab]` of one sequence, run at once or `chunk` tokens at a time."""
+        """Teacher-forced logits `[tokens, vocab]` of one sequence, run at once or `chunk` tokens at a time.
+
+        Raises VerificationError when the source itself fails.
+        """
         caches = self._empty()
-        step = chunk or len(tokens)
+        step = self._step or chunk or len(tokens)
         parts: list[Array] = []
         for start in range(0, len(tokens), step):
             piece = tokens[start : start + step]
             last = start + step >= len(tokens)
-            results = self.session.run(
-                self._outputs + ([] if last else list(self._presents.values())), self._feeds(piece, start, caches)
-            )
+            wanted = self._outputs + ([] if last else list(self._presents.values()))
+            try:
+                results = self.session.run(wanted, self._feeds(piece, start, caches))
+            except Exception as error:  # onnxruntime raises untyped exceptions
+                raise VerificationError(
+                    f"the source itself fails on {len(piece)} tokens after {start}: {first_line(error)}"
+                ) from None
             parts.append(results[0].reshape(len(piece), -1))
             if not last:
                 caches = dict(zip(self._presents, results[1:], strict=True))
@@ -143,7 +166,9 @@ class SourceModel:
 
     def _empty(self) -> dict[str, Array]:
         return {
-            name: np.zeros([0 if d is None else d for d in shape], _numpy_type(self.inputs[name].type))
+            name: np.zeros(
+                [self._capacities.get(name, 0) if d is None else d for d in shape], _numpy_type(self.inputs[name].type)
+            )
             for name, shape in self._shapes.items()
         }
 

@@ -50,6 +50,15 @@ class Analysis:
     compute_dtype: ir.DataType = field(default=ir.DataType.FLOAT)
 
     @property
+    def accuracy(self) -> str:
+        """The key of verification tolerances: the compute type, or what limits accuracy more."""
+        for node in self.probe.view.order:
+            if node.op_type == "MatMulNBits" and "accuracy_level" in node.attributes:
+                if node.attributes["accuracy_level"].as_int() == 4:
+                    return "int8 products"
+        return str(self.compute_dtype.numpy())
+
+    @property
     def positions(self) -> Literal["position_ids", "past", "none"]:
         """Which source of token positions the converted graph reads."""
         if not self.structure.position_free:

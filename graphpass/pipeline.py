@@ -143,7 +143,7 @@ def _verify(
     packed = PackedModel(folder / MODEL_FILE, manifest, num_blocks=4 + 3 * longest, block_size=4)
     oracle = source_model(source, analysis)
     schedule = make_schedule(manifest.vocab_size, longest)
-    result = compare(oracle, packed, schedule, dtype=manifest.compute_dtype, progress=progress)
+    result = compare(oracle, packed, schedule, dtype=analysis.accuracy, progress=progress)
     if not result.passed:
         raise VerificationError(
             f"the converted model does not compute what {source.file} computes ({result.sentence()}); nothing was "
@@ -166,4 +166,6 @@ def source_model(source: Source, analysis: Analysis) -> SourceModel:
         source.file,
         {c.name or "": analysis.probe.cache_shape(c) for c in analysis.interface.caches},
         {link.past.name or "": link.present.name or "" for link in links if link.present is not None},
+        capacities={c.name or "": n for c, n in analysis.probe.capacities.items()},
+        single_token=analysis.probe.single_token,
     )

@@ -47,6 +47,8 @@ def recognise_grouped(probe: Probe, caches: CacheIndex, node: ir.Node) -> Attent
     links = caches.by_node.get(node, [])
     if len(links) != 2:
         raise NotConvertible("GroupQueryAttention without past key and value", name, kind="cache")
+    if attribute.integer("sliding_window_cache"):
+        probe.capacities.update({link.past: attribute.integer("local_window_size") for link in links})
     rotary, limit = _rotary(inputs, attribute, name)
     sinks = _sinks(inputs, attribute, heads, name)
     return AttentionSite(

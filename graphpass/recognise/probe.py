@@ -34,6 +34,10 @@ class Probe:
         self.has_past = bool(interface.caches)
         self._cache_shapes: dict[ir.Value, tuple[int | None, ...]] = {}
         self._affine: dict[ir.Value, tuple[tuple[int, int, int], ...]] = {}
+        #: Least number of past entries that a cache input must have room for (a kernel that keeps a ring of a window).
+        self.capacities: dict[ir.Value, int] = {}
+        #: The source declares that each step brings one new token: it is evaluated at such sizes only.
+        self.single_token = _declares_single_token(interface)
         self.dtypes: dict[ir.Value, np.dtype[Any]] = {}
 
     def set_cache_shape(self, cache: ir.Value, shape: tuple[int | None, ...]) -> None:
@@ -48,7 +52,7 @@ class Probe:
     def graph_feeds(self, new: int, past: int) -> dict[ir.Value, Array]:
         """Feeds of every graph input that is not a cache."""
         io = self.interface
-        feeds: dict[ir.Value, Array] = {io.tokens: np.ones((1, new), io.tokens.dtype.numpy())}  # type: ignore[union-attr]
+        feeds: dict[ir.Value, Array] = {io.tokens: (np.arange(new) % 7)[None].astype(io.tokens.dtype.numpy())}  # type: ignore[union-attr]
         if io.mask is not None:
             feeds[io.mask] = np.ones((1, past + new), io.mask.dtype.numpy())  # type: ignore[union-attr]
         if io.positions is not None:
@@ -71,11 +75,16 @@ class Probe:
     def measure(self) -> None:
         """Runs the model without its heavy weights at a few sizes and fits the shape of every value."""
         sizes = _SIZES_WITH_PAST if self.has_past else _SIZES_WITHOUT
-        values = [v for n in self.view.graph for v in n.outputs if v.name and self.view.taint(v)]
+        values = [
+            v
+            for n in self.view.graph
+            for v in (n.outputs[:1] if n.op_type == "GroupQueryAttention" else n.outputs)
+            if v.name and self.view.taint(v)
+        ]
         runs = [self._shapes(values, new, past) for new, past in sizes]
         for index, value in enumerate(values):
             fitted = _fit_shapes(sizes, [run[index] for run in runs])
-            if fitted is not None:
+            if fitted is not None and value not in self.view.dynamic:
                 self._affine[value] = fitted
         io = self.interface
         for value in (io.tokens, io.positions, io.mask):
@@ -170,6 +179,16 @@ class Probe:
             nodes.add(producer)
             stack.extend(v for v in node_inputs(producer) if v not in given)
         return {**self.structural_feeds(list(structural), new, past), **caches, **given}
+
+
+def _declares_single_token(interface: SourceInterface) -> bool:
+    """True when a present output is declared to be exactly one entry longer than its past."""
+    for present in interface.presents:
+        for dim in present.shape or ():
+            text = "" if isinstance(dim, int) or dim.value is None else str(dim.value).replace(" ", "")
+            if text.endswith("+1") and not text[:-2].endswith("sequence_length+sequence_length"):
+                return True
+    return False
 
 
 def _graph_inputs_used(values: Iterable[ir.Value], stops: set[ir.Value]) -> set[ir.Value]:

@@ -23,6 +23,7 @@ from .site import ScoreFunction
 __all__ = ["ScoreRegion", "attend_probabilities", "fit_score", "fit_visible", "probe_sizes"]
 
 _BASE_WITH_PAST: tuple[Size, ...] = ((30, 0), (1, 30), (4, 26), (2, 7))
+_BASE_SINGLE: tuple[Size, ...] = ((1, 0), (1, 1), (1, 7), (1, 30), (1, 61))
 _BASE_WITHOUT: tuple[Size, ...] = ((30, 0), (7, 0), (2, 0))
 #: Constants above this are no lengths but sentinels.
 _LARGEST_LENGTH = 1 << 20
@@ -49,17 +50,24 @@ class ScoreRegion:
 
 def probe_sizes(probe: Probe, outputs: Sequence[ir.Value], stops: set[ir.Value], longest: int) -> list[Size]:
     """Sizes at which a structural region may change its mind: around each integer constant that it reaches."""
-    base = _BASE_WITH_PAST if probe.has_past else _BASE_WITHOUT
+    base = _base_sizes(probe)
     sizes = dict.fromkeys(base)
     lengths = sorted(c for c in reachable_integers(outputs, stops) if 2 <= c <= min(longest + 1, _LARGEST_LENGTH))
     for c in lengths:
         if probe.has_past:
-            near: Iterable[Size] = ((1, c - 2), (1, c - 1), (1, c), (1, c + 1), (3, c - 2))
+            near: Iterable[Size] = ((1, c - 2), (1, c - 1), (1, c), (1, c + 1))
+            near = near if probe.single_token else (*near, (3, c - 2))
         else:
             near = ((c - 1, 0), (c, 0), (c + 1, 0)) if c < _LONGEST_SQUARE else ()
         sizes.update(dict.fromkeys((n, p) for n, p in near if p >= 0 and n + p <= longest and n >= 1))
     sizes[(1, longest - 1) if probe.has_past else (min(longest, _LONGEST_SQUARE), 0)] = None
     return list(sizes)
+
+
+def _base_sizes(probe: Probe) -> tuple[Size, ...]:
+    if not probe.has_past:
+        return _BASE_WITHOUT
+    return _BASE_SINGLE if probe.single_token else _BASE_WITH_PAST
 
 
 def reachable_integers(outputs: Sequence[ir.Value], stops: set[ir.Value]) -> set[int]:
@@ -95,7 +103,7 @@ def fit_score(probe: Probe, region: ScoreRegion, longest: int) -> ScoreFunction:
     sinks: Array | None = None
     rows: list[tuple[int, Array]] = []
     limit: int | None = None
-    base = _BASE_WITH_PAST if probe.has_past else _BASE_WITHOUT
+    base = _base_sizes(probe)
     for new, past in sorted(sizes, key=lambda s: (s not in base, s[0] + s[1])):
         if limit is not None and new + past > limit:
             continue
@@ -110,9 +118,10 @@ def fit_score(probe: Probe, region: ScoreRegion, longest: int) -> ScoreFunction:
             sinks = z_HTK[:, -1, -1] - z_HTK[:, -1, new + past - 1]
             z_HTK = z_HTK[..., :-1]
         difference_HTK = z_HTK - _diagonal(z_HTK, past)
-        if slopes is None:
+        if slopes is None and new + past > 1:
             slopes = _fit_slopes(difference_HTK, past)
-        rows.extend(_visible_rows(difference_HTK, slopes, past, name))
+        known = np.zeros(len(z_HTK)) if slopes is None else slopes
+        rows.extend(_visible_rows(difference_HTK, known, past, name))
     window = fit_visible(rows, name)
     function = ScoreFunction(
         scale=scale,

@@ -34,7 +34,7 @@ class Builder:
 
     def constant(self, array: Array, stem: str = "constant") -> ir.Value:
         """An initializer with the array's data."""
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")  # ascontiguousarray would make a scalar one-dimensional
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self._constants:
             name = self.name(stem)
