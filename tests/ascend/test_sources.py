@@ -45,21 +45,12 @@ def test_kernel_compiles_without_a_warning(compiler: str, variant: str) -> None:
 @pytest.mark.slow
 def test_leaving_out_any_one_synchronisation_is_caught(tmp_path: Path) -> None:
     library, sites = build_instrumented(tmp_path)
-    int8 = {"cache": "int8", "head_size": 128, "query_heads": 8}
+    int8 = {"cache": "int8", "head_size": 128, "query_heads": 8, "past": (500, 129)}
+    alibi = {"alibi_slopes": [0.5] * 8}
     calls = [
         (half_call(new=(1, 40, 3), past=(200, 100, 0), query_heads=8), 6),
-        (
-            half_call(
-                new=(1, 1), past=(500, 129), k_quant="PER_CHANNEL", sink=True, attributes={"softcap": 5.0}, **int8
-            ),
-            6,
-        ),
-        (
-            half_call(
-                new=(1, 17), past=(500, 129), k_quant="PER_TENSOR", attributes={"alibi_slopes": [0.5] * 8}, **int8
-            ),
-            6,
-        ),
+        (half_call(new=(1, 1), k_quant="PER_CHANNEL", sink=True, attributes={"softcap": 5.0}, **int8), 6),
+        (half_call(new=(1, 17), k_quant="PER_TENSOR", attributes=alibi, **int8), 6),
         (half_call(new=(1, 1, 1), past=(5, 529, 40), unmapped=((2, 0), (2, 1), (2, 2))), 6),
         (half_call(new=(1,), past=(500,), query_heads=4, kv_heads=4), 3),
     ]

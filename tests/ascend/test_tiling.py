@@ -14,8 +14,9 @@ HEAD_SIZES = range(16, 257, 16)
 
 def _problem(**fields: Any) -> dict[str, Any]:
     base: dict[str, Any] = {
-        "numTokens": 8, "numSeqs": 8, "numBlocks": 1024, "blockSize": 16, "tableWidth": 128, "numHeads": 8, "kvHeads": 2,
-        "headSize": 128, "vHeadSize": 128, "inputBytes": 2, "cacheBytes": 2, "isCausal": 1, "windowSize": -1,
+        "numTokens": 8, "numSeqs": 8, "numBlocks": 1024, "blockSize": 16, "tableWidth": 128, "numHeads": 8,
+        "kvHeads": 2, "headSize": 128, "vHeadSize": 128, "inputBytes": 2, "cacheBytes": 2, "isCausal": 1,
+        "windowSize": -1,
     }  # fmt: skip
     base.update(fields)
     if base["cacheBytes"] == 1:
@@ -61,10 +62,8 @@ def test_refusals_name_what_is_wrong(fields: dict[str, int], word: str) -> None:
 
 def test_few_sequences_are_split_over_the_cores_and_many_are_not() -> None:
     device = Device(vector_cores=48)
-    few, many = (
-        tiling_of(_problem(numTokens=1, numSeqs=1), device),
-        tiling_of(_problem(numTokens=256, numSeqs=256), device),
-    )
+    few = tiling_of(_problem(numTokens=1, numSeqs=1), device)
+    many = tiling_of(_problem(numTokens=256, numSeqs=256), device)
     assert few.workspace_bytes > 0
     assert many.workspace_bytes == 0
     # Bounded by two units a core, whatever the context: 2 * 48 partial results (and at most one more round of units).
