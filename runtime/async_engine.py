@@ -20,9 +20,10 @@ from typing import Any
 
 from ..custom_ops.errors import PagegraftError
 from .config import EngineConfig
-from .engine.request import Request, RequestInput
+from .engine.engine import AnyRequest
+from .engine.request import RequestInput
 from .engine.scheduler import SchedulerCounters
-from .llm import Message, Prompt, TokensPrompt, chat_prompt, read_prompt
+from .llm import Message, Params, Prompt, TokensPrompt, chat_prompt, read_prompt
 from .loading import LoadedModel, load_engine
 from .model.runner import ModelRunner
 from .outputs import RequestOutput
@@ -84,7 +85,7 @@ class _Stream:
         self.latest: RequestOutput | None = None
         self.done = False
 
-    def offer(self, request: Request) -> bool:
+    def offer(self, request: AnyRequest) -> bool:
         """In the stepping thread: makes an output when one is wanted; True when the coroutine is to be woken."""
         finished = request.is_finished
         if not finished and (not self.every or self.latest is not None):
@@ -125,7 +126,7 @@ class AsyncLLM:
     # -- for coroutines -------------------------------------------------------------------------------------------
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, options: RequestOptions | None = None
+        self, prompt: Prompt, sampling_params: Params | None = None, options: RequestOptions | None = None
     ) -> AsyncIterator[RequestOutput]:
         """Yields the request's output so far, last of all the finished one. Leaving the loop early aborts it.
 
@@ -158,7 +159,7 @@ class AsyncLLM:
     def chat(
         self,
         messages: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: Params | None = None,
         options: RequestOptions | None = None,
         **template: Any,
     ) -> AsyncIterator[RequestOutput]:
@@ -292,7 +293,7 @@ class AsyncLLM:
             if self._streams.get(request_id) is stream:
                 self._end(request_id, "timeout")
 
-    def _publish(self, changed: Sequence[Request]) -> None:
+    def _publish(self, changed: Sequence[AnyRequest]) -> None:
         woken: dict[asyncio.AbstractEventLoop, list[_Stream]] = {}
         for request in changed:
             stream = self._streams.get(request.request_id)

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from .config import EngineConfig
-from .engine.engine import Engine
+from .engine.engine import AnyRequest, Engine
 from .engine.errors import RequestError
-from .engine.request import Request, RequestInput
+from .engine.request import RequestInput
 from .loading import LoadedModel, load_engine
 from .model.runner import ModelRunner
 from .outputs import RequestOutput
-from .sampling import SamplingParams
+from .sampling import BeamSearchParams, SamplingParams
 from .text import Tokenizer
 
-__all__ = ["LLM", "Message", "Prompt", "TokensPrompt", "chat_prompt", "read_prompt"]
+__all__ = ["LLM", "Message", "Params", "Prompt", "TokensPrompt", "chat_prompt", "read_prompt"]
 
 Message = Mapping[str, Any]
 
@@ -29,6 +29,7 @@ class TokensPrompt(TypedDict):
 
 
 Prompt = str | TokensPrompt
+Params = SamplingParams | BeamSearchParams
 
 
 class LLM:
@@ -71,7 +72,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
     ) -> list[RequestOutput]:
         """Answers all prompts together, in their order.
 
@@ -85,7 +86,7 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answers one conversation, or several together. `template` goes to the chat template (`tools`, ...)."""
@@ -99,13 +100,13 @@ class LLM:
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
     ) -> Iterator[RequestOutput]:
         """As `generate`, but yields a request's output so far whenever it has more. Leaving the loop early aborts."""
         requests = self._submit(prompts, sampling_params)
         return (request.output() for request in self._run(requests))
 
-    def _run(self, requests: list[Request]) -> Iterator[Request]:
+    def _run(self, requests: list[AnyRequest]) -> Iterator[AnyRequest]:
         """Steps the engine until the requests have ended; yields each whenever it has changed."""
         mine = set(requests)
         try:
@@ -121,15 +122,15 @@ class LLM:
     def _submit(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[Request]:
+        sampling_params: Params | Sequence[Params] | None,
+    ) -> list[AnyRequest]:
         items: Sequence[Prompt] = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
         if sampling_params is None:
             sampling_params = self.default_params()
-        each = [sampling_params] * len(items) if isinstance(sampling_params, SamplingParams) else list(sampling_params)
+        each = [sampling_params] * len(items) if isinstance(sampling_params, Params) else list(sampling_params)
         if len(each) != len(items):
             raise RequestError(f"{len(items)} prompts came with {len(each)} sampling parameters: give one or as many")
-        requests: list[Request] = []
+        requests: list[AnyRequest] = []
         try:
             for prompt, params in zip(items, each, strict=True):
                 source = read_prompt(prompt, params, str(next(self._ids)), self.model)
@@ -157,14 +158,14 @@ def chat_prompt(model: LoadedModel, messages: Sequence[Message], **template: Any
     return {"prompt_token_ids": model.text.tokenizer.encode(text, add_special_tokens=False)}
 
 
-def read_prompt(prompt: Prompt, params: SamplingParams, request_id: str, model: LoadedModel) -> RequestInput:
+def read_prompt(prompt: Prompt, params: Params, request_id: str, model: LoadedModel) -> RequestInput:
     """A prompt with its text encoded and bad words turned into ids. Raises TokenizerError without a tokenizer."""
     text = prompt if isinstance(prompt, str) else None
     if isinstance(prompt, str):
         ids: Sequence[int] = model.text.tokenizer.encode(prompt) if prompt else []
     else:
         ids = prompt["prompt_token_ids"]
-    if params.bad_words:
+    if isinstance(params, SamplingParams) and params.bad_words:
         tokenizer = model.text.tokenizer
         params = params.with_bad_word_ids(lambda word: tokenizer.encode(word, add_special_tokens=False))
     return RequestInput(request_id=request_id, prompt_token_ids=list(ids), params=params, prompt=text)

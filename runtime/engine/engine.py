@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ..model.batch import FeedBuilder
 from ..model.runner import ModelRunner
-from ..sampling import Sampler, prompt_logprobs
+from ..sampling import BeamSearchParams, Sampler, prompt_logprobs
+from .beams import Beam, BeamRequest
 from .block_table import BlockTables
 from .errors import RequestError, StepError
 from .invariants import snapshot, violations
@@ -20,7 +21,10 @@ from .request import Choice, ModelLimits, Request, RequestInput
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceState
 
-__all__ = ["Engine", "EngineParts", "InvariantError"]
+__all__ = ["AnyRequest", "Engine", "EngineParts", "InvariantError"]
+
+
+AnyRequest = Request | BeamRequest
 
 
 class InvariantError(AssertionError):
@@ -50,26 +54,36 @@ class Engine:
         self._feeds = parts.feeds
         self._debug = parts.debug
         self._sampler = Sampler()
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, AnyRequest] = {}
+        self._num_searches = 0  # beam searches
         self._num_unforked = 0  # requests with several choices of which only the first has started
         self._suspects: deque[Sequence] = deque()  # sequences of a failed step, to be run alone once
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def add(self, source: RequestInput) -> Request:
+    def add(self, source: RequestInput) -> AnyRequest:
         """Queues a request. Raises RequestError or SamplingParamsError, and queues nothing, when it can never run."""
         if source.request_id in self._requests:
             raise RequestError(f"request id '{source.request_id}' is in use by a request that has not ended")
-        request = Request(source, self.limits)
-        self.scheduler.add(request.choices[0].sequence)
+        request: AnyRequest
+        if isinstance(source.params, BeamSearchParams):
+            request = BeamRequest(source, source.params, self.limits)
+            self.scheduler.add(request.beams[0].sequence)
+            self._num_searches += 1
+        else:
+            request = Request(source, source.params, self.limits)
+            self.scheduler.add(request.choices[0].sequence)
+            self._num_unforked += not request.forked
         self._requests[source.request_id] = request
-        self._num_unforked += not request.forked
         return request
 
-    def abort(self, request_id: str, reason: str = "abort", error: str | None = None) -> Request | None:
+    def abort(self, request_id: str, reason: str = "abort", error: str | None = None) -> AnyRequest | None:
         """Ends a request in whatever state it is; None when there is no such request any more."""
         request = self._requests.get(request_id)
-        if request is not None:
+        if isinstance(request, BeamRequest):
+            request.end(self.scheduler, reason, error)
+            self._forget(request)
+        elif request is not None:
             for choice in request.choices:
                 self._end(choice, reason, error)
         return request
@@ -102,8 +116,13 @@ class Engine:
             for other in request.choices[1:]:
                 other.error = error
                 other.sequence.discard(reason)
-        if request.is_finished and self._requests.pop(request.request_id, None) is not None:
+        if request.is_finished:
             request.finish_time = time.monotonic()
+            self._forget(request)
+
+    def _forget(self, request: AnyRequest) -> None:
+        if self._requests.pop(request.request_id, None) is not None:
+            self._num_searches -= isinstance(request, BeamRequest)
 
     def _set_forked(self, request: Request) -> None:
         request.forked = True
@@ -111,7 +130,7 @@ class Engine:
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
-    def step(self) -> list[Request]:
+    def step(self) -> list[AnyRequest]:
         """Runs one step. Never raises for a failure of the model: the requests it concerns end with an error."""
         plan = self.scheduler.schedule(only=self._next_suspect())
         if plan.is_empty:
@@ -136,9 +155,13 @@ class Engine:
         if found := violations(snapshot(self.scheduler)):
             raise InvariantError("; ".join(found))
 
-    def _take(self, plan: StepPlan, logits: NDArray[np.float32]) -> list[Request]:
+    def _take(self, plan: StepPlan, logits: NDArray[np.float32]) -> list[AnyRequest]:
         """Samples the step's tokens and gives each to its choice; returns the requests concerned."""
-        choices: list[Choice] = [plan.sequences[i].owner for i in plan.samples]
+        searches: list[AnyRequest] = []
+        samples = plan.samples
+        if self._num_searches:
+            searches, samples, logits = self._search(plan, logits)
+        choices: list[Choice] = [plan.sequences[i].owner for i in samples]
         if self._num_unforked:
             choices, rows = self._fork(choices)
             logits = logits[rows]
@@ -160,7 +183,26 @@ class Engine:
             hit = choice.take(token)
             if hit is not None:
                 self._end(choice, hit.finish_reason)
-        return list(dict.fromkeys([choice.request for choice in choices]))
+        return searches + list(dict.fromkeys([choice.request for choice in choices]))
+
+    def _search(
+        self, plan: StepPlan, logits: NDArray[np.float32]
+    ) -> tuple[list[AnyRequest], tuple[int, ...], NDArray[np.float32]]:
+        """Gives beams their candidates; returns searches that ended, and the samples and logits of other sequences."""
+        others = [row for row, i in enumerate(plan.samples) if not isinstance(plan.sequences[i].owner, Beam)]
+        changed: list[AnyRequest] = []
+        for row, i in enumerate(plan.samples):
+            beam = plan.sequences[i].owner
+            if not isinstance(beam, Beam) or beam.sequence.is_finished:
+                continue
+            request = beam.request
+            if request.first_token_time is None:
+                request.first_token_time = time.monotonic()
+            request.take(beam, logits[row], self.scheduler)
+            if request.is_finished:
+                self._forget(request)
+                changed.append(request)
+        return changed, tuple(plan.samples[row] for row in others), logits[others]
 
     def _fork(self, choices: list[Choice]) -> tuple[list[Choice], list[int]]:
         """Starts the other choices of requests that sample their first token; row r of the logits serves several."""
@@ -206,7 +248,7 @@ class Engine:
                 return sequence
         return None
 
-    def _fail(self, plan: StepPlan, error: StepError) -> list[Request]:
+    def _fail(self, plan: StepPlan, error: StepError) -> list[AnyRequest]:
         """Rolls a failed step back. Alone in it, a request ends with the error; several are run alone next."""
         self.scheduler.rollback(plan)
         sequences = [s for s in plan.sequences if not s.is_finished]
@@ -215,8 +257,7 @@ class Engine:
             self._suspects.extend(s for s in sequences if s not in self._suspects)
             return []
         for request in requests:
-            for choice in request.choices:
-                self._end(choice, "error", str(error))
+            self.abort(request.request_id, "error", str(error))
         return requests
 
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from ..outputs import CompletionOutput, RequestMetrics, RequestOutput
-from ..sampling import SamplingParams, SamplingState, TokenLogprobs, fresh_seed
+from ..sampling import BeamSearchParams, SamplingParams, SamplingState, TokenLogprobs, fresh_seed
 from ..text import StopChecker, StopHit, TextStream, Tokenizer
 from .errors import RequestError
 from .sequence import Sequence
 
-__all__ = ["Choice", "ModelLimits", "Request", "RequestInput"]
+__all__ = ["PROMPT_CONTEXT", "Choice", "ModelLimits", "Request", "RequestInput", "check_prompt"]
 
 #: Tokens of the prompt that decide how the output's first characters look.
-_PROMPT_CONTEXT = 64
+PROMPT_CONTEXT = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class RequestInput:
 
     request_id: str
     prompt_token_ids: Items[int]
-    params: SamplingParams
+    params: SamplingParams | BeamSearchParams
     prompt: str | None = None
     priority: int = 0
     cache_salt: str = ""
@@ -49,7 +49,7 @@ class Choice:
     __slots__ = ("error", "hit", "logprobs", "request", "sampling", "sequence", "stream", "total_logprob")
 
     def __init__(self, request: Request, index: int, limits: ModelLimits) -> None:
-        source, params = request.source, request.source.params
+        source, params = request.source, request.params
         self.request = request
         self.sequence = Sequence(
             source.request_id,
@@ -71,7 +71,7 @@ class Choice:
         )
         self.stream: TextStream | None = None
         if limits.tokenizer is not None:
-            context = source.prompt_token_ids[-_PROMPT_CONTEXT:]
+            context = source.prompt_token_ids[-PROMPT_CONTEXT:]
             self.stream = TextStream(limits.tokenizer, params, prompt_token_ids=context)
         self.hit: StopHit | None = None
         self.error: str | None = None
@@ -105,7 +105,7 @@ class Choice:
 
     def output(self, index: int) -> CompletionOutput:
         """The choice as its caller sees it."""
-        sequence, params = self.sequence, self.request.source.params
+        sequence, params = self.sequence, self.request.params
         return CompletionOutput(
             index=index,
             text=self.request.echoed + (self.stream.text if self.stream else ""),
@@ -132,18 +132,22 @@ class Request:
         "first_token_time",
         "forked",
         "max_tokens",
+        "params",
         "prompt_logprobs",
         "seed",
         "source",
         "stops",
     )
 
-    def __init__(self, source: RequestInput, limits: ModelLimits) -> None:
-        params, length = source.params, len(source.prompt_token_ids)
-        _check_prompt(source, limits)
+    def __init__(self, source: RequestInput, params: SamplingParams, limits: ModelLimits) -> None:
+        length = len(source.prompt_token_ids)
+        check_prompt(source, limits)
+        if params.stop and limits.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and this model has none; use stop_token_ids")
         room = limits.max_context - length
         wanted = room if params.max_tokens is None else min(params.max_tokens, room)
         self.source = source
+        self.params = params
         self.max_tokens = length + wanted
         self.seed = fresh_seed() if params.seed is None else params.seed
         self.stops = StopChecker(params, eos_token_ids=limits.eos_token_ids, max_output_tokens=room)
@@ -171,7 +175,7 @@ class Request:
 
     def output(self) -> RequestOutput:
         """The request as its caller sees it; with `best_of`, the best choices once all have ended."""
-        choices, n = self.choices, self.source.params.n
+        choices, n = self.choices, self.params.n
         if n < len(choices):
             choices = sorted(choices, key=Choice.mean_logprob, reverse=True) if self.is_finished else choices
             choices = choices[:n]
@@ -189,7 +193,8 @@ class Request:
         )
 
 
-def _check_prompt(source: RequestInput, limits: ModelLimits) -> None:
+def check_prompt(source: RequestInput, limits: ModelLimits) -> None:
+    """Raises RequestError for a prompt that the model or the pool cannot take."""
     ids = source.prompt_token_ids
     if not len(ids):
         raise RequestError("the prompt is empty: it needs at least one token")
@@ -205,5 +210,3 @@ def _check_prompt(source: RequestInput, limits: ModelLimits) -> None:
             f"(a context of {limits.max_context}, by model and KV memory): shorten it, or give more --kv-memory if "
             "the model's own context is longer"
         )
-    if source.params.stop and limits.tokenizer is None:
-        raise RequestError("stop strings need a tokenizer, and this model has none; use stop_token_ids")

@@ -123,7 +123,7 @@ class Scheduler:
             self._leave(sequence)
         elif sequence.state == SequenceState.WAITING:
             self.waiting.withdraw(sequence)
-        else:
+        elif sequence.state == SequenceState.FINISHED:
             return
         sequence.state = SequenceState.FINISHED
         sequence.finish_reason = reason
@@ -150,12 +150,24 @@ class Scheduler:
         sequence.row = NO_ROW
 
     def preempt(self, sequence: Sequence) -> None:
-        """Takes everything from a running sequence but its tokens, and queues it again at its old place."""
+        """Takes everything from a running sequence but its tokens, and queues it again at its old place.
+
+        One that wants no token is parked instead.
+        """
         self._leave(sequence)
+        wanted = sequence.num_tokens - sequence.num_computed
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         self.counters.preemptions += 1
-        self.waiting.push(sequence)
+        if wanted:
+            self.waiting.push(sequence)
+        else:
+            sequence.state = SequenceState.PARKED
+
+    def resume(self, sequence: Sequence) -> None:
+        """Queues a sequence that was parked, now that it wants a token; leaves any other as it is."""
+        if sequence.state == SequenceState.PARKED:
+            self.waiting.push(sequence)
 
     # -- planning -------------------------------------------------------------------------------------------------
 

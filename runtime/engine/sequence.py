@@ -16,11 +16,15 @@ NO_ROW = -1
 
 
 class SequenceState(IntEnum):
-    """WAITING holds no block and no row; RUNNING holds a row; FINISHED is left to its reader."""
+    """WAITING holds no block and no row; RUNNING holds a row; FINISHED is left to its reader.
+
+    PARKED holds nothing and waits for nothing: it was preempted when it wanted no token (a beam ahead of the others).
+    """
 
     WAITING = 0
     RUNNING = 1
-    FINISHED = 2
+    PARKED = 2
+    FINISHED = 3
 
 
 class Sequence:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from pagegraft.custom_ops.manifest import (
     CacheGroup,
@@ -40,6 +41,14 @@ def next_token(tokens: Sequence[int], windows: Sequence[int | None] = (None,), v
         first = 0 if window is None else max(0, last - window + 1)
         total += (layer + 1) * sum((j + 1) * (3 * tokens[j] + j + 2) for j in range(first, last + 1))
     return total % vocab
+
+
+def next_logits(
+    tokens: Sequence[int], windows: Sequence[int | None] = (None,), vocab: int = VOCAB
+) -> NDArray[np.float64]:
+    """The logits after `tokens`: a steeper fall for larger tokens, so that hardly any two sums are equal."""
+    following = next_token(tokens, windows, vocab)
+    return -(0.7 + 0.003 * following) * ((np.arange(vocab) - following) % vocab)
 
 
 def continuation(
@@ -103,7 +112,9 @@ def build(folder: Path, windows: Sequence[int | None] = (None,), *, block_size: 
     following = g.op("Gather", g.op("Mod", total, g.const(vocab)), g.op("Cast", "logits_indices", to=TensorProto.INT64))
     distance = g.op("Sub", g.const(np.arange(vocab)[None, :]), g.op("Unsqueeze", following, g.const([1])))
     distance = g.op("Cast", g.op("Mod", distance, g.const(vocab)), to=TensorProto.FLOAT)
-    g.op("Mul", distance, g.const(-0.7, np.float32), out="logits")
+    slope = g.op("Mul", g.op("Cast", following, to=TensorProto.FLOAT), g.const(-0.003, np.float32))
+    slope = g.op("Unsqueeze", g.op("Add", slope, g.const(-0.7, np.float32)), g.const([1]))
+    g.op("Mul", distance, slope, out="logits")
     model = folder / "model.onnx"
     onnx.save(_model(g, windows, vocab), model)
     _manifest(model, windows, block_size, facts).save(folder)

@@ -16,7 +16,7 @@ from pagegraft.runtime.model.runner import Feeds
 from pagegraft.runtime.model.session import OnnxRunner
 from pagegraft.runtime.sampling.errors import SamplingParamsError
 
-from tests.wiring.synthetic import EOS, VOCAB, continuation, next_token
+from tests.wiring.synthetic import EOS, VOCAB, continuation, next_logits
 
 Build = Callable[..., Path]
 WINDOWS = [(None,), (5,), (None, 6), (3, None, 9)]
@@ -100,8 +100,7 @@ def test_best_of_returns_the_likeliest_choices(synthetic_model: Build) -> None:
 
 
 def log_softmax_after(tokens: list[int]) -> np.ndarray:
-    distance = (np.arange(VOCAB) - next_token(tokens)) % VOCAB
-    logits = -0.7 * distance
+    logits = next_logits(tokens)
     return logits - np.log(np.exp(logits).sum())
 
 
