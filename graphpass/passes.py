@@ -20,6 +20,7 @@ from .normalise import normalise
 from .options import ConvertOptions
 from .recognise.attention import find_score_anchors, recognise_scores
 from .recognise.cache import CacheIndex, resolve_cache_shapes
+from .recognise.fuse import Fuser
 from .recognise.fused import find_grouped, recognise_grouped
 from .recognise.probe import Probe
 from .recognise.site import AttentionSite
@@ -53,9 +54,9 @@ class Analysis:
     def accuracy(self) -> str:
         """The key of verification tolerances: the compute type, or what limits accuracy more."""
         for node in self.probe.view.order:
-            if node.op_type == "MatMulNBits" and "accuracy_level" in node.attributes:
-                if node.attributes["accuracy_level"].as_int() == 4:
-                    return "int8 products"
+            level = node.attributes.get("accuracy_level")
+            if node.op_type == "MatMulNBits" and level is not None and level.as_int() == 4:
+                return "int8 products"
         return str(self.compute_dtype.numpy())
 
     @property
@@ -71,7 +72,7 @@ class Analysis:
         return self.probe.interface
 
 
-def analyse(model: ir.Model, *, max_positions: int | None = None) -> Analysis:
+def analyse(model: ir.Model, options: ConvertOptions, *, max_positions: int | None = None) -> Analysis:
     """Recognises everything in a normalised model without changing it. Raises NotConvertible with the reason."""
     interface = classify(model.graph)
     view = GraphView(model.graph, [interface.tokens], interface.caches)
@@ -93,6 +94,12 @@ def analyse(model: ir.Model, *, max_positions: int | None = None) -> Analysis:
     check_caches_are_explained(caches, sites)
     limits = [site.score.limit for site in sites if site.score.limit is not None]
     structure = plan_structure(probe, sites, min([longest, *limits]))
+    bound = min([n for n in (structure.limit, max_positions, *limits) if n is not None], default=None)
+    if options.fuse and bound is not None:
+        fuser = Fuser(probe, bound)
+        sites = [fuser.fuse(site) for site in sites]
+        structure = plan_structure(probe, sites, bound)
+        limits.append(bound)
     limits += [n for n in (structure.limit, max_positions) if n is not None]
     return Analysis(
         probe=probe,
@@ -218,6 +225,6 @@ class PagedAttentionPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Analyses and rewrites the model."""
         normalise(model)
-        self.analysis = analyse(model, max_positions=self.options.max_positions)
+        self.analysis = analyse(model, self.options, max_positions=self.options.max_positions)
         self.layers = rewrite(model, self.analysis)
         return ir.passes.PassResult(model, modified=True)

@@ -44,7 +44,7 @@ def inspect(source: Path | str, options: ConvertOptions | None = None) -> Report
     nodes = model.graph.num_nodes()
     try:
         normalise(model)
-        analysis = analyse(model, max_positions=longest_context(found, options))
+        analysis = analyse(model, options, max_positions=longest_context(found, options))
     except NotConvertible as error:
         return Report(source=str(found.file), nodes_before=nodes, refusal=Refusal.of(error))
     return describe(str(found.file), analysis, nodes_before=nodes)
@@ -65,7 +65,7 @@ def convert(
     nodes = model.graph.num_nodes()
     normalise(model)
     progress("recognising attention")
-    analysis = analyse(model, max_positions=longest_context(found, options))
+    analysis = analyse(model, options, max_positions=longest_context(found, options))
     report = describe(str(found.file), analysis, nodes_before=nodes)
     progress(f"rewriting {len(analysis.sites)} attentions")
     layers = rewrite(model, analysis)

@@ -1,0 +1,334 @@
+"""Takes rotary embedding and q/k norm into the op, where evaluation proves that they are what the op computes.
+
+Upstream of an operand, the farthest value is sought from which the operand is `gain * rotate(rms_norm(x) * weight)` per
+head. Fed with unit vectors the region shows pairing, rotated channels, gains and weights; a sweep over all positions
+gives the tables; random inputs at many sizes prove the result. What is not proven stays in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..errors import NotConvertible
+from ..evaluate import Array, Unevaluable
+from ..graph import is_constant, node_inputs
+from .probe import Probe, Size
+from .score import reachable_integers
+from .site import AttentionSite, Operand, Rotary
+
+__all__ = ["Fuser"]
+
+#: Largest pair of tables, in bytes, worth keeping in the model.
+_LARGEST_TABLES = 160 << 20
+#: Tokens of one run of the sweep over positions.
+_SWEEP = 4096
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What the region from `value` to an operand does to the vector of one head."""
+
+    value: ir.Value
+    interleaved: bool
+    offset: int
+    width: int
+    gain: float
+    weight: np.ndarray[Any, Any] | None
+    epsilon: float
+
+    @property
+    def shape(self) -> tuple[bool, int, int]:
+        return self.interleaved, self.offset, self.width
+
+
+class Fuser:
+    """Fuses the sites of one model; tables are swept once for all layers that compute them from the same values."""
+
+    def __init__(self, probe: Probe, longest: int) -> None:
+        self._probe = probe
+        self._longest = longest
+        self._tables: dict[tuple[Any, ...], tuple[Array, Array]] = {}
+
+    def fuse(self, site: AttentionSite) -> AttentionSite:
+        """The site with its query and key taken from farther upstream, or unchanged."""
+        if site.rotary is not None or site.query.value is None or site.key.value is None:
+            return site
+        try:
+            return self._fuse(site)
+        except Unevaluable:
+            return site
+
+    def _fuse(self, site: AttentionSite) -> AttentionSite:
+        for query_form in self._forms(site.query):
+            for key_form in self._forms(site.key):
+                if query_form.shape != key_form.shape or not _norms_agree(query_form, key_form):
+                    continue
+                fused = self._try(site, query_form, key_form)
+                if fused is not None:
+                    return fused
+        return site
+
+    def _try(self, site: AttentionSite, query: _Form, key: _Form) -> AttentionSite | None:
+        if query.width * self._longest * 4 > _LARGEST_TABLES:
+            return None
+        cos, sin = self._sweep(site.key, key)
+        for operand, form in ((site.query, query), (site.key, key)):
+            if not self._proven(operand, form, cos, sin):
+                return None
+        kind = self._probe.dtype(query.value)
+        return replace(
+            site,
+            query=_moved_up(site.query, query),
+            key=_moved_up(site.key, key),
+            rotary=Rotary(
+                cos=cos.astype(kind), sin=sin.astype(kind), interleaved=query.interleaved, offset=query.offset
+            )
+            if query.width
+            else None,
+            q_norm=query.weight,
+            k_norm=key.weight,
+            norm_epsilon=query.epsilon if query.weight is not None else site.norm_epsilon,
+        )
+
+    def _forms(self, operand: Operand) -> list[_Form]:
+        """Forms of all candidates upstream, farthest first."""
+        if operand.value is None:
+            return []
+        tokens = 3
+        count = tokens * operand.heads * operand.size
+        forms: list[_Form] = []
+        for value in reversed(self._probe.view.dominators(operand.value)[1:]):
+            try:
+                if int(np.prod(self._probe.shape(value, tokens, 0))) != count:
+                    continue
+                form = self._form(operand, value)
+            except NotConvertible:
+                continue
+            if form is not None:
+                forms.append(form)
+        return forms
+
+    def _run(self, operand: Operand, value: ir.Value, x_THD: Array, past: int) -> Array:
+        """The operand `[T, heads, size]` in float64 for given vectors at the candidate."""
+        target = operand.value
+        if target is None:
+            raise Unevaluable("an operand has no value of its own")
+        tokens = x_THD.shape[0]
+        shape = self._probe.shape(value, tokens, 0)
+        given = {value: x_THD.astype(self._probe.dtype(value)).reshape(shape)}
+        out = self._probe.region([target], given, tokens, past)[0]
+        if operand.perm is not None:
+            out = out.transpose(operand.perm)
+        return out.reshape(tokens, operand.heads, operand.size).astype(np.float64)
+
+    def _matrix(self, operand: Operand, value: ir.Value, tokens: int, past: int) -> Array | None:
+        """Per token the matrix `[T, out, in]` of the region over unit vectors; None when heads differ."""
+        columns = []
+        for channel in range(operand.size):
+            unit = np.zeros((tokens, operand.heads, operand.size))
+            unit[..., channel] = 1.0
+            out = self._run(operand, value, unit, past)
+            if not np.allclose(out, out[:, :1], atol=1e-6, rtol=1e-3):
+                return None
+            columns.append(out[:, 0])
+        return np.stack(columns, axis=-1)
+
+    def _form(self, operand: Operand, value: ir.Value) -> _Form | None:
+        zero = np.zeros((3, operand.heads, operand.size))
+        if np.any(self._run(operand, value, zero, 0)):
+            return None
+        x = np.random.default_rng(5).standard_normal(zero.shape)
+        once, twice = self._run(operand, value, x, 0), self._run(operand, value, 2 * x, 0)
+        half = self._probe.dtype(value) == np.float16
+        close = {"rtol": 2e-2, "atol": 2e-2} if half else {"rtol": 1e-4, "atol": 1e-4}
+        normed = np.allclose(once, twice, **close)  # type: ignore[arg-type]
+        if not normed and not np.allclose(2 * once, twice, **close):  # type: ignore[arg-type]
+            return None
+        new, past = (3, 0) if not self._probe.has_past else (2, 3)
+        matrix = self._matrix(operand, value, new, past)
+        start = self._matrix(operand, value, 1, 0)
+        if matrix is None or start is None:
+            return None
+        return self._read_form(operand, value, matrix[-1], start[0], normed=bool(normed))
+
+    def _read_form(
+        self, operand: Operand, value: ir.Value, later: Array, start: Array, *, normed: bool
+    ) -> _Form | None:
+        """Pairing, gain and norm weight from the matrices at a later position and at position 0."""
+        size = operand.size
+        own = np.diag(start)
+        if not np.allclose(start, np.diag(own), atol=1e-3) or np.any(np.abs(own) < 1e-6):
+            return None
+        rotated = _rotated_channels(later / own)
+        if rotated is None:
+            return None
+        interleaved, offset, width = rotated
+        if normed:
+            weight = own / np.sqrt(size)
+            epsilon = self._epsilon(operand, value, weight)
+            return _Form(value, interleaved, offset, width, 1.0, weight, epsilon) if epsilon else None
+        gain = float(own[0] if offset or width == 0 else own[-1])
+        if not np.allclose(own, gain, rtol=1e-3):
+            return None
+        if width == 0 and self._probe.affine(value) == self._probe.affine(operand.value):  # type: ignore[arg-type]
+            return None
+        return _Form(value, interleaved, offset, width, gain, None, 0.0)
+
+    def _epsilon(self, operand: Operand, value: ir.Value, weight: Array) -> float | None:
+        """The norm's epsilon from a vector small enough to feel it, as the constant of the region that it must be."""
+        small = 1e-3
+        x = np.full((1, operand.heads, operand.size), small)
+        out = self._run(operand, value, x, 0)[0, 0] / weight
+        ratio = float(np.median(np.abs(out)))
+        if not 0.0 < ratio < 1.0:
+            return None
+        fitted = small**2 * (1.0 / ratio**2 - 1.0)
+        constants = self._constants(operand, value)
+        near = [c for c in constants if abs(c - fitted) <= 0.05 * fitted]
+        return near[0] if near else None
+
+    def _constants(self, operand: Operand, value: ir.Value) -> list[float]:
+        found: list[float] = []
+        for node in self._probe.view.between([value], operand.value):  # type: ignore[arg-type]
+            if "epsilon" in node.attributes:
+                found.append(node.attributes["epsilon"].as_float())
+            elif node.op_type in ("RMSNormalization", "SimplifiedLayerNormalization"):
+                found.append(1e-5)
+            for operand_value in node.inputs:
+                if operand_value is not None and is_constant(operand_value):
+                    tensor = operand_value.const_value
+                    if tensor is not None and tensor.size == 1 and tensor.dtype.is_floating_point():
+                        found.append(float(tensor.numpy().reshape(-1)[0]))
+        return found
+
+    def _sweep(self, operand: Operand, form: _Form) -> tuple[Array, Array]:
+        """Cosine and sine tables `[positions, width / 2]` at every position, from one vector that shows both."""
+        key = (form.shape, self._structural_inputs(operand, form.value))
+        if form.width == 0:
+            return np.zeros((0, 0)), np.zeros((0, 0))
+        if key not in self._tables:
+            first, second = _pairs(form.interleaved, form.offset, form.width)
+            x = np.zeros(operand.size)
+            x[first] = 1.0
+            factor = form.gain
+            if form.weight is not None:
+                factor = np.sqrt(operand.size / len(first)) * form.weight[first]
+            cos, sin = [], []
+            step = _SWEEP if self._probe.has_past else self._longest
+            for past in range(0, self._longest, step):
+                tokens = min(step, self._longest - past)
+                out = self._run(operand, form.value, np.broadcast_to(x, (tokens, operand.heads, operand.size)), past)
+                cos.append(out[:, 0, first] / factor)
+                sin.append(out[:, 0, second] / _second_factor(form, operand, first, second))
+            self._tables[key] = (np.concatenate(cos), np.concatenate(sin))
+        return self._tables[key]
+
+    def _structural_inputs(self, operand: Operand, value: ir.Value) -> frozenset[str]:
+        view = self._probe.view
+        names = set()
+        for node in view.between([value], operand.value):  # type: ignore[arg-type]
+            names.update(v.name or "" for v in node_inputs(node) if not view.taint(v) and not is_constant(v))
+        return frozenset(names)
+
+    def _proven(self, operand: Operand, form: _Form, cos: Array, sin: Array) -> bool:
+        """Random vectors at many sizes, around every constant that the region's tables reach."""
+        rng = np.random.default_rng(11)
+        half = self._probe.dtype(form.value) == np.float16
+        for new, past in self._sizes(operand, form.value):
+            x = rng.standard_normal((new, operand.heads, operand.size)) * (0.02 if form.weight is not None else 1.0)
+            x = x.astype(self._probe.dtype(form.value)).astype(np.float64)
+            actual = self._run(operand, form.value, x, past)
+            expected = _apply(form, x, cos, sin, past)
+            tolerance = 2e-2 if half else 2e-4
+            if not np.allclose(actual, expected, rtol=tolerance, atol=tolerance * float(np.abs(expected).max())):
+                return False
+        return True
+
+    def _sizes(self, operand: Operand, value: ir.Value) -> Sequence[Size]:
+        if not self._probe.has_past:
+            return [(5, 0), (17, 0), (min(self._longest, 1024), 0)]
+        nodes = self._probe.view.between([value], operand.value)  # type: ignore[arg-type]
+        structural = [v for n in nodes for v in node_inputs(n) if not self._probe.view.taint(v)]
+        sizes: dict[Size, None] = dict.fromkeys([(5, 0), (3, 4), (1, 29), (4, min(60, self._longest - 4))])
+        sizes[(1, self._longest - 1)] = None
+        for c in sorted(reachable_integers(structural, set())):
+            if 4 <= c < self._longest - 2:
+                sizes.update(dict.fromkeys([(2, c - 2), (2, c - 1), (1, c + 1)]))
+        return [(n, p) for n, p in sizes if p >= 0 and n + p <= self._longest]
+
+
+def _norms_agree(query: _Form, key: _Form) -> bool:
+    if (query.weight is None) != (key.weight is None):
+        return False
+    return query.weight is None or abs(query.epsilon - key.epsilon) <= 1e-3 * key.epsilon
+
+
+def _moved_up(operand: Operand, form: _Form) -> Operand:
+    return replace(operand, value=form.value, perm=None, scale=operand.scale * form.gain)
+
+
+def _second_factor(form: _Form, operand: Operand, first: Array, second: Array) -> Any:
+    """What the sine of each pair is multiplied by: the gain of the channel it came from."""
+    if form.weight is None:
+        return form.gain
+    return np.sqrt(operand.size / len(first)) * form.weight[first]
+
+
+def _pairs(interleaved: bool, offset: int, width: int) -> tuple[Array, Array]:
+    """Channels that form the first and second member of each rotated pair."""
+    half = width // 2
+    if interleaved:
+        first = offset + 2 * np.arange(half)
+        return first, first + 1
+    first = offset + np.arange(half)
+    return first, first + half
+
+
+def _rotated_channels(matrix: Array) -> tuple[bool, int, int] | None:
+    """(interleaved, offset, width) of the rotation that a matrix is; width 0 for the identity; None for none."""
+    size = matrix.shape[0]
+    off = np.abs(matrix - np.diag(np.diag(matrix))) > 1e-4
+    if not off.any():
+        return (False, 0, 0) if np.allclose(np.diag(matrix), 1.0, atol=1e-3) else None
+    partners = off.sum(axis=1)
+    channels = np.flatnonzero(partners)
+    if partners.max() > 1:
+        return None
+    partner = {int(c): int(np.flatnonzero(off[c])[0]) for c in channels}
+    lowest = min(partner)
+    interleaved = partner[lowest] == lowest + 1 and len(partner) > 2
+    if interleaved:
+        return _checked(True, lowest - lowest % 2, 2 * (max(partner) // 2 - lowest // 2 + 1), partner)
+    half = partner[lowest] - lowest
+    return _checked(False, lowest, 2 * half, partner) if lowest + 2 * half <= size else None
+
+
+def _checked(interleaved: bool, offset: int, width: int, partner: dict[int, int]) -> tuple[bool, int, int] | None:
+    first, second = _pairs(interleaved, offset, width)
+    expected = dict(zip(first.tolist(), second.tolist(), strict=True))
+    expected.update({b: a for a, b in expected.items()})
+    if any(expected.get(c) != p for c, p in partner.items()) or offset % 8:
+        return None
+    return interleaved, offset, width
+
+
+def _apply(form: _Form, x_THD: Array, cos: Array, sin: Array, past: int) -> Array:
+    """What the op computes, in float64."""
+    y = x_THD
+    if form.weight is not None:
+        y = y / np.sqrt(np.mean(y**2, axis=-1, keepdims=True) + form.epsilon) * form.weight
+    y = y * form.gain
+    if form.width == 0:
+        return np.asarray(y)
+    first, second = _pairs(form.interleaved, form.offset, form.width)
+    rows = slice(past, past + len(y))
+    c, s = cos[rows, None], sin[rows, None]
+    out = y.copy()
+    out[..., first] = y[..., first] * c - y[..., second] * s
+    out[..., second] = y[..., second] * c + y[..., first] * s
+    return out
