@@ -23,7 +23,7 @@ from .tolerance import (
     transformed_error,
 )
 
-__all__ = ["MismatchError", "Oracle", "check_outputs", "written_slots"]
+__all__ = ["MismatchError", "Oracle", "check_outputs", "output_scale", "written_slots"]
 
 #: Computes the expected outputs of a valid call, caches included.
 Oracle = Callable[[Feeds, AttentionAttributes], Mapping[str, Array]]
@@ -56,7 +56,7 @@ def check_outputs(call: Call, outputs: Mapping[str, Array], oracle: Oracle) -> f
     want = expected["output"]
     if not as_expected:
         want = oracle(_as_stored(call, outputs, slots, g), attributes)["output"]
-    scale = _output_scale(call, outputs, attributes, g)
+    scale = output_scale(call, outputs, attributes, g)
     tolerance = output_tolerance(g.compute_dtype, scale, transformed=transformed)
     return _check_close("output", outputs["output"], want, tolerance)
 
@@ -207,7 +207,7 @@ def _as_stored(call: Call, outputs: Mapping[str, Array], slots: Array, g: Geomet
     return feeds
 
 
-def _output_scale(call: Call, outputs: Mapping[str, Array], a: AttentionAttributes, g: Geometry) -> OutputScale:
+def output_scale(call: Call, outputs: Mapping[str, Array], a: AttentionAttributes, g: Geometry) -> OutputScale:
     """Magnitudes over everything the call can read. Values that are not finite are left out: they compare exactly."""
     read: dict[str, list[Array]] = {"k": [], "v": []}
     keys = 0
