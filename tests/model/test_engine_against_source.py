@@ -20,10 +20,23 @@ from pagegraft.runtime.sampling import Sampler, SamplingState
 from plain_source import PlainSource, log_softmax
 
 SOURCES = Path(__file__).parents[1] / "data" / "zoo"
-MODELS = (
-    "llama_gqa__opt llama_mha__opt llama_gqa__genai llama_gqa__mob llama_gqa__dyn18 llama_gqa__hf gpt2__opt qwen2__opt "
-    "qwen3__opt qwen3__genai mistral__opt phi3__opt gemma2__dyn18 gpt_oss__opt opt__opt"
-).split()
+MODELS = [
+    "llama_gqa__opt",
+    "llama_mha__opt",
+    "llama_gqa__genai",
+    "llama_gqa__mob",
+    "llama_gqa__dyn18",
+    "llama_gqa__hf",
+    "gpt2__opt",
+    "qwen2__opt",
+    "qwen3__opt",
+    "qwen3__genai",
+    "mistral__opt",
+    "phi3__opt",
+    "gemma2__dyn18",
+    "gpt_oss__opt",
+    "opt__opt",
+]
 PROMPT_LENGTHS = (37, 1, 2, 21, 5, 13, 9, 34)
 NEW_TOKENS = 12
 #: Largest difference of logits as a fraction of their standard deviation, and of what removing the context changes.
