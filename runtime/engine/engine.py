@@ -219,6 +219,18 @@ class Engine:
             rows += [row] * len(members)
         return out, rows
 
+    def kv_utilisation(self) -> float:
+        """Live tokens, each shared block once, over slots of owned blocks; over all groups, 1 when nothing is owned.
+
+        Exact but for forks that share a block which is not full: its empty slots then count once for each.
+        """
+        cache = self.scheduler.cache
+        owned = cache.block_size * sum(pool.num_owned for pool in cache.pools)
+        if not owned:
+            return 1.0
+        empty = sum(len(s.blocks[0]) * cache.block_size - s.num_computed for s in self.scheduler.running)
+        return 1.0 - empty * len(cache.pools) / owned
+
     # -- log-probabilities of prompts -------------------------------------------------------------------------------
 
     def _logits_rows(self, plan: StepPlan) -> tuple[NDArray[np.int32] | None, list[_PromptReport]]:

@@ -32,15 +32,20 @@ _LOGITS_TYPES: dict[str, tuple[Any, int]] = {
 _REMEMBERED_SHAPES = 256
 
 
-def new_session(model: Path, *, num_threads: int | None) -> onnxruntime.InferenceSession:
-    """A CPU session with our op. Raises ConfigurationError when onnxruntime cannot load the model."""
+def new_session(model: Path, *, num_threads: int | None, with_our_op: bool = True) -> onnxruntime.InferenceSession:
+    """A CPU session, with our op unless told otherwise. Raises ConfigurationError when the model cannot be loaded.
+
+    A model that does not import com.microsoft cannot be optimised beside our library: onnxruntime then knows that
+    domain from the library alone. Converted models import it.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.enable_mem_pattern = False  # shapes differ from step to step
     options.inter_op_num_threads = 1
     if num_threads is not None:
         options.intra_op_num_threads = num_threads
-    register(options)
+    if with_our_op:
+        register(options)
     try:
         return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises its own untyped exceptions

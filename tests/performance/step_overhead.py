@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tests.wiring import synthetic
-
 from pagegraft.custom_ops.manifest import Manifest
 from pagegraft.runtime import LLM, SamplingParams
 from pagegraft.runtime.engine.request import RequestInput
 from pagegraft.runtime.model.session import OnnxRunner
+
+from tests.wiring import synthetic
 
 
 class _TimedSession:
