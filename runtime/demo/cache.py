@@ -49,17 +49,16 @@ def exclusive(cache_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder beside `target` that takes its place when the block ends well, and vanishes otherwise.
+    """A path that the block makes a folder at; it takes the place of `target` when the block ends well, else vanishes.
 
     Call it within `exclusive(target.parent)`.
     """
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
     try:
-        built = partial / "new"
-        built.mkdir()
+        built = partial / target.name
         yield built
         if target.exists():
-            target.rename(partial / "old")
+            target.rename(partial / "replaced")
         built.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -76,6 +76,7 @@ def _read_record(folder: Path) -> object:
 
 
 def _write_model(model: GgufModel, folder: Path, progress: ProgressReport) -> None:
+    folder.mkdir()
     weights = model.weights()
     places = _lay_out(weights)
     vocabulary = model.vocabulary()

@@ -10,7 +10,6 @@ import jinja2
 import numpy as np
 import onnxruntime as ort
 import pytest
-from pagegraft.runtime.demo.errors import DemoError
 from pagegraft.runtime.demo.export import export_smollm2
 from tokenizers import Tokenizer
 
@@ -21,22 +20,10 @@ TOLERANCE = 5e-4  # of logits whose standard deviation is 5 to 8: two float32 pr
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    cache = tmp_path_factory.mktemp("cache")
-    try:
-        folder = export_smollm2(cache)
-    except DemoError as error:
-        if "pip could not download" not in str(error):
-            raise
-        pytest.skip(str(error))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def session(source: Path) -> ort.InferenceSession:
+def session(smollm2: Path) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 2
-    return ort.InferenceSession(source / "model.onnx", options)
+    return ort.InferenceSession(smollm2 / "model.onnx", options)
 
 
 def run(session: ort.InferenceSession, ids: list[int], cache: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -68,24 +55,24 @@ def test_logits_equal_transformers(name: str, session: ort.InferenceSession) -> 
         assert np.delete(row, top).max() < min(values) + TOLERANCE, "no other token may outrank the five best"
 
 
-def test_token_ids_equal_llama_cpp(source: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+def test_token_ids_equal_llama_cpp(smollm2: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
     for case in GOLDEN["encodings"]:
         assert tokenizer.encode(case["text"], add_special_tokens=False).ids == case["ids"], case["text"]
 
 
-def test_chat_template_renders_as_in_llama_cpp(source: Path) -> None:
-    config = json.loads((source / "tokenizer_config.json").read_text())
+def test_chat_template_renders_as_in_llama_cpp(smollm2: Path) -> None:
+    config = json.loads((smollm2 / "tokenizer_config.json").read_text())
     template = jinja2.Template(config["chat_template"])
     for case in GOLDEN["templates"].values():
         assert template.render(messages=case["messages"], add_generation_prompt=True) == case["rendered"]
 
 
-def test_second_call_reuses_the_folder(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_call_reuses_the_folder(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither pip nor the exporter is needed again."""
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    before = (source / "model.onnx").stat().st_mtime_ns
-    (source.parent / "SmolLM2-135M-Instruct.Q4_1.gguf").unlink()
-    assert export_smollm2(source.parent) == source
-    assert (source / "model.onnx").stat().st_mtime_ns == before
+    before = (smollm2 / "model.onnx").stat().st_mtime_ns
+    (smollm2.parent / "SmolLM2-135M-Instruct.Q4_1.gguf").unlink()
+    assert export_smollm2(smollm2.parent) == smollm2
+    assert (smollm2 / "model.onnx").stat().st_mtime_ns == before
