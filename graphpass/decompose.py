@@ -68,7 +68,7 @@ def _decompose(builder: Builder, node: ir.Node) -> None:
         attended = builder.transpose(attended, (0, 2, 1, 3))
         attended = builder.reshape(attended, [0, 0, -1])
     node.outputs[0].replace_all_uses_with(attended, replace_graph_outputs=True)
-    builder.graph.remove(node)
+    builder.graph.remove(node, safe=True)
 
 
 def _attend(

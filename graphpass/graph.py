@@ -154,7 +154,9 @@ class GraphView:
         return -1 if producer is None else self.order[producer]
 
     def _ends_walk(self, node: ir.Node) -> bool:
-        if node.op_type in ("MatMul", "Gemm", "MatMulNBits", "MatMulInteger", "Gather", "PagedAttention"):
+        if node.op_type == "Gather":
+            return not self.taint(node.inputs[0])  # a lookup by tokens
+        if node.op_type in ("MatMul", "Gemm", "MatMulNBits", "MatMulInteger"):
             return len(self.data_inputs(node)) <= 1
         return False
 

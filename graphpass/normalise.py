@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -91,8 +92,11 @@ def normalise(model: ir.Model) -> None:
     """Brings a model into the normal form, in place."""
     _fix_branch_inputs(model)
     if model.functions:
-        common.InlinePass()(model)
-        common.RemoveUnusedFunctionsPass()(model)
+        # A function that stands in for one of onnxruntime's own ops stays: the op is faster than its body.
+        known = onnxruntime_ops()
+        common.InlinePass(lambda function: (function.domain, function.name) not in known)(model)
+        for key in [k for k, f in model.functions.items() if (f.domain, f.name) in known]:
+            del model.functions[key]
     if any(node.op_type == "If" for node in model.graph):
         _fold_branches(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -104,6 +108,14 @@ def normalise(model: ir.Model) -> None:
         _name_nodes(model)
     decompose_attention(model)
     common.TopologicalSortPass()(model)
+
+
+@cache
+def onnxruntime_ops() -> frozenset[tuple[str, str]]:
+    """(domain, name) of every op that the installed onnxruntime has a schema for."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    return frozenset((schema.domain, schema.name) for schema in get_all_operator_schema())
 
 
 def _fix_branch_inputs(model: ir.Model) -> None:

@@ -75,7 +75,7 @@ def _product_before(view: GraphView, softmax: ir.Node) -> ir.Node | None:
             if len(view.tainted_inputs(producer)) < 2:
                 return None
             products.add(producer)
-        elif len(seen) > 64 or producer.op_type in ("Gather", "Gemm", "LayerNormalization"):
+        elif len(seen) > 64 or producer.op_type in ("Gemm", "LayerNormalization"):
             return None
         else:
             stack.extend(view.tainted_inputs(producer))

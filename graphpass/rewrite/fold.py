@@ -65,9 +65,9 @@ def detach_caches(builder: Builder, joined: Mapping[ir.Value, ir.Value], caches:
 
 def clean_up(model: ir.Model) -> None:
     """Sorts, and removes dead nodes, unused constants, stale shapes and opset imports."""
+    common.TopologicalSortPass()(model)  # dead nodes are found from the last node on
     common.RemoveUnusedNodesPass()(model)
     common.IdentityEliminationPass()(model)
-    common.TopologicalSortPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
     for node in model.graph:
         for value in node.outputs:
