@@ -16,7 +16,16 @@ from ..spec import AttentionAttributes
 from ..validation import Array, Feeds, Geometry, geometry_of
 from .build import build_library
 
-__all__ = ["Counters", "Device", "DeviceRuleError", "NotClaimedError", "Tiling", "paged_attention", "tiling_of"]
+__all__ = [
+    "Counters",
+    "Device",
+    "DeviceRuleError",
+    "NotClaimedError",
+    "Tiling",
+    "paged_attention",
+    "tiling_bytes_of",
+    "tiling_of",
+]
 
 _TENSORS: Final = (
     "query", "key", "value", "key_cache", "value_cache", "cumulative_sequence_length", "past_seqlens", "block_table",
@@ -183,6 +192,18 @@ def tiling_of(problem: Mapping[str, Any], device: Device | None = None) -> Tilin
         ub_used_bytes=report.ub_used_bytes,
         cores=report.cores,
     )
+
+
+def tiling_bytes_of(feeds: Feeds, attributes: AttentionAttributes, device: Device | None = None) -> bytes:
+    """The tiling struct of a call, byte for byte as the kernel gets it. Raises ContractError and NotClaimedError."""
+    call = _call(feeds, attributes, geometry_of(feeds, attributes), device or Device())
+    report = _Report()
+    library = _load(_default_library())
+    data = ctypes.create_string_buffer(library.pg_tiling_bytes())
+    library.pg_tiling(ctypes.byref(call), ctypes.byref(report), data)
+    if report.check:
+        raise NotClaimedError(f"PagedAttention on Ascend: {report.text.decode()}")
+    return data.raw
 
 
 def _device(device: Device) -> _Device:
