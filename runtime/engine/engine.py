@@ -56,6 +56,7 @@ class Engine:
         self._sampler = Sampler()
         self._requests: dict[str, AnyRequest] = {}
         self._num_searches = 0  # beam searches
+        self._num_reported = 0  # requests that want their prompt's log-probabilities
         self._num_unforked = 0  # requests with several choices of which only the first has started
         self._suspects: deque[Sequence] = deque()  # sequences of a failed step, to be run alone once
 
@@ -74,6 +75,7 @@ class Engine:
             request = Request(source, source.params, self.limits)
             self.scheduler.add(request.choices[0].sequence)
             self._num_unforked += not request.forked
+            self._num_reported += request.prompt_logprobs is not None
         self._requests[source.request_id] = request
         return request
 
@@ -123,6 +125,7 @@ class Engine:
     def _forget(self, request: AnyRequest) -> None:
         if self._requests.pop(request.request_id, None) is not None:
             self._num_searches -= isinstance(request, BeamRequest)
+            self._num_reported -= request.prompt_logprobs is not None
 
     def _set_forked(self, request: Request) -> None:
         request.forked = True
@@ -138,7 +141,7 @@ class Engine:
         self._tables.apply(plan.table_updates)
         try:
             self.runner.copy_blocks(plan.copies)
-            rows, reports = self._logits_rows(plan)
+            rows, reports = self._logits_rows(plan) if self._num_reported else (None, [])
             logits = self.runner.execute(self._feeds.fill(plan, rows))
         except StepError as error:
             return self._fail(plan, error)

@@ -1,6 +1,8 @@
-"""The onnxruntime runner: caches bound once to input and output alike, small inputs and the logits rebound each step.
+"""The onnxruntime runner: caches bound once to input and output alike; small inputs and logits in buffers kept by shape
+and rebound when the shape changes.
 
-Measured ways around are slower (a new binding each step, `get_outputs`) or copy the whole cache (`run`).
+Other ways were measured to be slower (new OrtValues or a new binding each step, `get_outputs`) or copy the cache
+(`run`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from ...custom_ops import register
-from ...custom_ops.manifest import LOGITS, Manifest
+from ...custom_ops.manifest import INPUT_IDS, LOGITS, LOGITS_INDICES, Manifest
 from ..engine.errors import ConfigurationError, StepError
 from ..engine.plan import BlockCopy
 from .kv_pool import KVPool
@@ -29,7 +31,9 @@ _LOGITS_TYPES: dict[str, tuple[Any, int]] = {
     "tensor(float16)": (np.float16, TensorProto.FLOAT16),
     "tensor(bfloat16)": (ml_dtypes.bfloat16, TensorProto.BFLOAT16),
 }
-_REMEMBERED_SHAPES = 256
+#: Making an OrtValue costs more than copying a step's inputs, so buffers are kept by shape, this many.
+_REMEMBERED_SHAPES = 1024
+_Slot = tuple[NDArray[Any], onnxruntime.OrtValue]
 
 
 def new_session(model: Path, *, num_threads: int | None, with_our_op: bool = True) -> onnxruntime.InferenceSession:
@@ -65,7 +69,9 @@ class OnnxRunner:
         self._logits = np.empty((0, manifest.vocab_size), self._logits_type)
         self._logits_values: dict[int, onnxruntime.OrtValue] = {}
         self._pool: KVPool | None = None
-        self._bound: list[onnxruntime.OrtValue] = []  # a binding does not keep numpy's memory alive
+        self._num_rows = -1  # rows of the logits bound now
+        self._buffers: dict[tuple[str, tuple[int, ...]], _Slot] = {}
+        self._bound: dict[str, _Slot] = {}
 
     def allocate_kv(self, groups: Sequence[KVGroup], *, buffer: NDArray[np.uint8] | None = None) -> None:
         """Allocates the caches, in `buffer` when given, and binds them."""
@@ -81,22 +87,33 @@ class OnnxRunner:
 
     def execute(self, feeds: Feeds) -> NDArray[np.float32]:
         """Runs one step; see ModelRunner."""
-        binding, bound = self._binding, []
-        num_rows = 0
         for name, array in feeds.items():
             if name in self._inputs:
-                value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-                binding.bind_ortvalue_input(name, value)
-                bound.append(value)
-        num_rows = feeds["logits_indices"].size
-        binding.bind_ortvalue_output(LOGITS, self._logits_value(num_rows))
-        self._bound = bound
+                self._feed(name, array)
+        num_rows = feeds[LOGITS_INDICES].size
+        if num_rows != self._num_rows:
+            self._binding.bind_ortvalue_output(LOGITS, self._logits_value(num_rows))
+            self._num_rows = num_rows
         try:
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(self._binding)
         except Exception as error:  # onnxruntime raises its own untyped exceptions
-            raise StepError(f"the model failed on a step of {feeds['input_ids'].size} tokens: {error}") from error
+            raise StepError(f"the model failed on a step of {feeds[INPUT_IDS].size} tokens: {error}") from error
         logits = self._logits[:num_rows]
         return logits if logits.dtype == np.float32 else logits.astype(np.float32)
+
+    def _feed(self, name: str, array: NDArray[Any]) -> None:
+        """Copies an input into the buffer of its shape, and binds that buffer unless it is bound already."""
+        key = (name, array.shape)
+        slot = self._buffers.get(key)
+        if slot is None:
+            if len(self._buffers) >= _REMEMBERED_SHAPES:
+                self._buffers.clear()
+            buffer = np.empty(array.shape, array.dtype)
+            slot = self._buffers[key] = (buffer, onnxruntime.OrtValue.ortvalue_from_numpy(buffer))
+        slot[0][...] = array
+        if self._bound.get(name) is not slot:
+            self._binding.bind_ortvalue_input(name, slot[1])
+            self._bound[name] = slot  # a binding does not keep numpy's memory alive
 
     def _logits_value(self, num_rows: int) -> onnxruntime.OrtValue:
         if num_rows > len(self._logits):
@@ -120,4 +137,4 @@ class OnnxRunner:
         """Gives the caches back."""
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
-        self._bound, self._pool = [], None
+        self._bound, self._pool = {}, None
