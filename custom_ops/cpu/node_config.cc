@@ -107,7 +107,8 @@ const char* cache_dtype_name(Type type) {
 std::string check_cache_dtype(Reader* reader, const char* name, Type cache, bool used) {
   const std::string value = reader->text(name);
   const std::string expected = cache_dtype_name(cache);
-  if (cache == Type::kInt4 && used && value != expected) {
+  if (!used) return value.empty() ? "" : refuse(name, "'' (kv_cache_layout is LATENT)", value);
+  if (cache == Type::kInt4 && value != expected) {
     return refuse(name, "int4 (the only type that this kernel reads from a uint8 cache)", value);
   }
   if (!value.empty() && value != expected) {

@@ -92,10 +92,9 @@ std::string check_presence(const Config& c, const Call& call) {
     const std::size_t missing = in[contract::kQNormWeight].present ? contract::kKNormWeight : contract::kQNormWeight;
     return wrong(missing, "q_norm_weight and k_norm_weight both, or neither", "nothing");
   }
-  if (c.rotary) {
-    for (std::size_t i : {contract::kCosCache, contract::kSinCache}) {
-      if (!in[i].present) return wrong(i, "a tensor (do_rotary is 1)", "nothing");
-    }
+  for (std::size_t i : {contract::kCosCache, contract::kSinCache}) {
+    if (c.rotary && !in[i].present) return wrong(i, "a tensor (do_rotary is 1)", "nothing");
+    if (!c.rotary && in[i].present) return wrong(i, "nothing (do_rotary is 0)", "shape " + shape_text(in[i]));
   }
   if (c.k_quant != Quant::kNone && !in[contract::kKScale].present) {
     return wrong(contract::kKScale, "a tensor (k_quant_type is not NONE)", "nothing");

@@ -268,7 +268,7 @@ void many_tile(const Step& step, const ManyRows& many, const Tile& tile) {
                        many.scores + j * kPanel);
     }
     shape_panel(step, many, tile, first);
-    const bool masked = !tile.all_visible(low, high);
+    const bool masked = !tile.all_visible(low, high, 0, tile.count);
     if (masked) mask_panel(many, tile, first);
     alignas(64) float factors[kPanel];
     softmax_panel(many, tile.count, first, factors);

@@ -28,16 +28,17 @@ void load_query(const Step& step, std::int64_t token, std::int64_t head, const f
   for (std::int64_t i = D; i < padded(D); ++i) row[i] = 0.f;
 }
 
-constexpr std::int64_t kMaxTile = 128;
+// Positions that one Tile can hold.
+constexpr std::int64_t kMaxTile = 512;
 
-
-// Where the keys and values of one tile of positions lie; heads are reached by adding head * head_stride.
+// Where the keys and values of consecutive positions lie; heads are reached by adding head * head_stride.
 struct Tile {
   std::int64_t begin = 0;
   std::int64_t count = 0;
   bool unmapped = false;  // some position has no block
-  const std::uint8_t* key[kMaxTile];
-  const std::uint8_t* value[kMaxTile];
+  // Padded with the last row, for loops over whole vectors of positions.
+  const std::uint8_t* key[kMaxTile + 16];
+  const std::uint8_t* value[kMaxTile + 16];
   std::int64_t scale[kMaxTile];  // index of the token's scale of head 0; heads advance by block_size
   bool mapped[kMaxTile];
 
@@ -47,21 +48,29 @@ struct Tile {
     unmapped = false;
     const std::int64_t B = step.sizes.B, G = step.sizes.G;
     const std::int32_t* row = step.table + sequence * step.sizes.M;
+    const std::int64_t shift = __builtin_ctzll(static_cast<unsigned long long>(B));  // B is a power of two
     std::int64_t j = 0;
     while (j < count) {
       const std::int64_t position = first + j;
       std::int64_t offset = position & (B - 1);
-      const std::int64_t block = row[position / B];
+      const std::int64_t block = row[position >> shift];
       const std::int64_t run = B - offset < count - j ? B - offset : count - j;
       // An unmapped position borrows block 0 as an address; it is masked, and its value counts as zero.
       const std::int64_t safe = block < 0 ? 0 : block;
       if (block < 0) unmapped = true;
+      const std::uint8_t* k = step.kv.key.base + safe * step.kv.key.block_stride + offset * step.kv.key.token_stride;
+      const std::uint8_t* v =
+          step.kv.value.base + safe * step.kv.value.block_stride + offset * step.kv.value.token_stride;
       for (std::int64_t i = 0; i < run; ++i, ++j, ++offset) {
-        key[j] = step.kv.key.base + safe * step.kv.key.block_stride + offset * step.kv.key.token_stride;
-        value[j] = step.kv.value.base + safe * step.kv.value.block_stride + offset * step.kv.value.token_stride;
+        key[j] = k + i * step.kv.key.token_stride;
+        value[j] = v + i * step.kv.value.token_stride;
         scale[j] = safe * G * B + offset;
         mapped[j] = block >= 0;
       }
+    }
+    for (std::int64_t k = count; k < count + 16; ++k) {
+      key[k] = key[count - 1];
+      value[k] = value[count - 1];
     }
   }
 
@@ -69,9 +78,9 @@ struct Tile {
     return mapped[j] && begin + j >= limits.begin && begin + j < limits.end;
   }
 
-  // True when every one of these rows sees every key of the tile.
-  bool all_visible(const RowLimits& first, const RowLimits& last) const {
-    return !unmapped && begin >= last.begin && begin + count <= first.end;
+  // True when every one of these rows sees every one of positions [from, to) of the tile.
+  bool all_visible(const RowLimits& first, const RowLimits& last, std::int64_t from, std::int64_t to) const {
+    return !unmapped && begin + from >= last.begin && begin + to <= first.end;
   }
 };
 
