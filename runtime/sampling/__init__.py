@@ -3,15 +3,20 @@
 Arrays are named by shape: `R` rows of a step, `V` vocabulary, `K` likeliest tokens reported, `n` candidates of a row.
 """
 
-from pagegraft.runtime.sampling.errors import SamplingError, SamplingParamsError
-from pagegraft.runtime.sampling.logprobs import TokenLogprobs, prompt_logprobs
-from pagegraft.runtime.sampling.params import BeamSearchParams, SamplingParams
-from pagegraft.runtime.sampling.rng import fresh_seed
-from pagegraft.runtime.sampling.sampler import SampledTokens, Sampler
-from pagegraft.runtime.sampling.state import SamplingState
+from .beam import BeamHypothesis, BeamSearch, BeamStep, beam_candidates
+from .errors import SamplingError, SamplingParamsError
+from .logprobs import TokenLogprobs, prompt_logprobs
+from .params import BeamSearchParams, SamplingParams
+from .rng import fresh_seed
+from .sampler import SampledTokens, Sampler
+from .speculative import VerifiedTokens, reject_or_resample, verify_draft
+from .state import SamplingState
 
 __all__ = [
+    "BeamHypothesis",
+    "BeamSearch",
     "BeamSearchParams",
+    "BeamStep",
     "SampledTokens",
     "Sampler",
     "SamplingError",
@@ -19,6 +24,10 @@ __all__ = [
     "SamplingParamsError",
     "SamplingState",
     "TokenLogprobs",
+    "VerifiedTokens",
+    "beam_candidates",
     "fresh_seed",
     "prompt_logprobs",
+    "reject_or_resample",
+    "verify_draft",
 ]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pagegraft.runtime.sampling.selection import BlockSums, top_tokens
+
+from .selection import BlockSums, top_tokens
 
 __all__ = ["TokenLogprobs", "prompt_logprobs", "token_logprobs"]
 

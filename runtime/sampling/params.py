@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
-from pagegraft.runtime.sampling.errors import SamplingParamsError
+from .errors import SamplingParamsError
 
 __all__ = ["GREEDY_BELOW", "BeamSearchParams", "SamplingParams"]
 

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pagegraft.runtime.sampling.params import SamplingParams
+
+from .params import SamplingParams
 
 __all__ = ["BannedSequences", "TokenPenalties"]
 

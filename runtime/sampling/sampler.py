@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pagegraft.runtime.sampling.errors import SamplingError
-from pagegraft.runtime.sampling.logprobs import TokenLogprobs, token_logprobs
-from pagegraft.runtime.sampling.state import SamplingState
-from pagegraft.runtime.sampling.truncation import draw
+
+from .errors import SamplingError
+from .logprobs import TokenLogprobs, token_logprobs
+from .state import SamplingState
+from .truncation import draw
 
 __all__ = ["SampledTokens", "Sampler"]
 

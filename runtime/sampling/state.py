@@ -7,10 +7,11 @@ from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
-from pagegraft.runtime.sampling.errors import SamplingParamsError
-from pagegraft.runtime.sampling.params import SamplingParams
-from pagegraft.runtime.sampling.penalties import BannedSequences, TokenPenalties
-from pagegraft.runtime.sampling.rng import UniformStream
+
+from .errors import SamplingParamsError
+from .params import SamplingParams
+from .penalties import BannedSequences, TokenPenalties
+from .rng import UniformStream
 
 __all__ = ["SamplingState"]
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pagegraft.runtime.sampling.params import SamplingParams
-from pagegraft.runtime.sampling.selection import (
+
+from .params import SamplingParams
+from .rng import ATTEMPTS
+from .selection import (
     BlockSums,
     keep_largest,
     lower_bound_of_top,
     mass_before,
     nucleus,
+    nucleus_candidates,
 )
 
 __all__ = ["distribution", "draw"]
-
-#: Draws from the whole distribution before the truncated one is worked out.
-_TRIES: Final = 2
 
 
 def draw(
@@ -38,14 +37,7 @@ def draw(
     sums = BlockSums(weights_V)
     if params.top_p == 1.0:
         return sums.find(uniform(0) * sums.total)
-    # A draw from the whole distribution that happens to lie in the nucleus is a draw from the nucleus, and whether it
-    # does is one pass over the weights; finding all of the nucleus takes a sort.
-    for attempt in range(_TRIES):
-        token_id = sums.find(uniform(attempt) * sums.total)
-        if _in_nucleus(weights_V, token_id, params.top_p, sums.total):
-            return token_id
-    kept = nucleus(weights_V, params.top_p * sums.total)
-    return _draw_from(kept, weights_V[kept], uniform(_TRIES))
+    return _draw_from_nucleus(weights_V, sums, params.top_p * sums.total, uniform)
 
 
 def distribution(
@@ -90,12 +82,24 @@ def _draw_from(ids_n: NDArray[np.int64], weights_n: NDArray[np.float32], uniform
     return int(ids_n[sums.find(uniform * sums.total)])
 
 
-def _in_nucleus(weights_V: NDArray[np.float32], token_id: int, top_p: float, total: float) -> bool:
-    own = float(weights_V[token_id])
-    # All the others together are not enough, so this one is needed whatever its rank.
-    if total - own < top_p * total:
-        return True
-    return mass_before(weights_V, token_id) < top_p * total
+def _draw_from_nucleus(
+    weights_V: NDArray[np.float32], sums: BlockSums, mass: float, uniform: Callable[[int], float]
+) -> int:
+    """A draw from the whole distribution that happens to lie in the nucleus is a draw from the nucleus.
+
+    Whether it does is one pass over the weights; finding all of the nucleus takes a sort, unless it is small.
+    """
+    for attempt in range(ATTEMPTS - 1):
+        token_id = sums.find(uniform(attempt) * sums.total)
+        # Where all the others together are not enough, this one is needed whatever its rank.
+        if sums.total - float(weights_V[token_id]) < mass or mass_before(weights_V, token_id) < mass:
+            return token_id
+        if attempt == 0 and (candidates := nucleus_candidates(weights_V, mass)) is not None:
+            weights_n = weights_V[candidates]
+            kept = nucleus(weights_n, mass)
+            return _draw_from(candidates[kept], weights_n[kept], uniform(1))
+    kept = nucleus(weights_V, mass)
+    return _draw_from(kept, weights_V[kept], uniform(ATTEMPTS - 1))
 
 
 def _typical(weights_n: NDArray[np.float32], mass: float) -> NDArray[np.int64]:

@@ -1,12 +1,12 @@
 """Text: tokenizer, incremental detokenisation, stops, chat templates."""
 
-from pagegraft.runtime.text.chat_template import ChatTemplate
-from pagegraft.runtime.text.detokenizer import IncrementalDetokenizer
-from pagegraft.runtime.text.errors import ChatTemplateError, TokenizerError
-from pagegraft.runtime.text.model_text import ModelText
-from pagegraft.runtime.text.stop import FinishReason, StopChecker, StopHit, StopStrings
-from pagegraft.runtime.text.stream import TextStream
-from pagegraft.runtime.text.tokenizer import Tokenizer
+from .chat_template import ChatTemplate
+from .detokenizer import IncrementalDetokenizer
+from .errors import ChatTemplateError, TokenizerError
+from .model_text import ModelText
+from .stop import FinishReason, StopChecker, StopHit, StopStrings
+from .stream import TextStream
+from .tokenizer import Tokenizer
 
 __all__ = [
     "ChatTemplate",

@@ -19,7 +19,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pagegraft.runtime.text.errors import ChatTemplateError
+
+from .errors import ChatTemplateError
 
 __all__ = ["ChatTemplate"]
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from pagegraft.runtime.text.pieces import ByteLevelDecoder, PieceDecoder, byte_level_bytes, read_decoder
+from .pieces import ByteLevelDecoder, PieceDecoder, byte_level_bytes, read_decoder
 
 if TYPE_CHECKING:
-    from pagegraft.runtime.text.tokenizer import Tokenizer
+    from .tokenizer import Tokenizer
 
 __all__ = ["MAX_HELD_BYTES", "IncrementalDetokenizer", "detokenizer_factory"]
 

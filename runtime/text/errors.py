@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagegraft.custom_ops.errors import PagegraftError
+from ...custom_ops.errors import PagegraftError
 
 __all__ = ["ChatTemplateError", "TokenizerError"]
 

@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pagegraft.runtime.text.chat_template import ChatTemplate
-from pagegraft.runtime.text.errors import ChatTemplateError, TokenizerError
-from pagegraft.runtime.text.tokenizer import Tokenizer
+from .chat_template import ChatTemplate
+from .errors import ChatTemplateError, TokenizerError
+from .tokenizer import Tokenizer
 
 __all__ = ["ModelText"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from pagegraft.runtime.sampling.params import SamplingParams
+from ..sampling.params import SamplingParams
 
 __all__ = ["FinishReason", "StopChecker", "StopHit", "StopStrings"]
 

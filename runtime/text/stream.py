@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagegraft.runtime.sampling.params import SamplingParams
-from pagegraft.runtime.text.stop import StopHit, StopStrings
-from pagegraft.runtime.text.tokenizer import Tokenizer
+from ..sampling.params import SamplingParams
+from .stop import StopHit, StopStrings
+from .tokenizer import Tokenizer
 
 __all__ = ["TextStream"]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from pagegraft.runtime.text.detokenizer import IncrementalDetokenizer, detokenizer_factory
-from pagegraft.runtime.text.errors import TokenizerError
+
+from .detokenizer import IncrementalDetokenizer, detokenizer_factory
+from .errors import TokenizerError
 
 __all__ = ["Tokenizer"]
 

@@ -7,7 +7,15 @@ import math
 import numpy as np
 import pytest
 from pagegraft.runtime.sampling import SamplingParams
-from pagegraft.runtime.sampling.selection import BlockSums, keep_largest, mass_before, nucleus, top_tokens
+from pagegraft.runtime.sampling.rng import ATTEMPTS
+from pagegraft.runtime.sampling.selection import (
+    BlockSums,
+    keep_largest,
+    mass_before,
+    nucleus,
+    nucleus_candidates,
+    top_tokens,
+)
 from pagegraft.runtime.sampling.truncation import distribution, draw
 from sampling_reference import chi_square, drawable
 
@@ -89,7 +97,7 @@ def test_draws_from_the_nucleus_follow_its_distribution(size: int, top_p: float)
     sampling = SamplingParams(top_p=top_p)
     expected, _ = drawable(logits.tolist(), sampling)
     draws = 12000 if size < 1000 else 4000
-    uniforms = rng.random((draws, 3))
+    uniforms = rng.random((draws, ATTEMPTS))
     counts: dict[int, int] = {}
     for number in range(draws):
         token = draw(logits, logits.max(), sampling, lambda attempt, number=number: uniforms[number, attempt])
@@ -129,3 +137,5 @@ def test_sums_against_float64(size: int) -> None:
         assert kept.tolist() == sorted(ranked[: kept.size])
         assert exact[kept].sum() >= mass * (1 - 1e-5)
         assert exact[kept].sum() - exact[ranked[kept.size - 1]] < mass * (1 + 1e-5) + 1e-12
+        candidates = nucleus_candidates(weights, mass)
+        assert candidates is None or set(kept) <= set(candidates)
