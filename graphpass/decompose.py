@@ -7,6 +7,7 @@ could disagree, verification against the source decides.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -119,7 +120,7 @@ def _repeat(builder: Builder, value: ir.Value, heads: int, times: int) -> ir.Val
     return builder.node("Gather", [value, index], {"axis": 1})[0]
 
 
-def _masked(builder: Builder, scores: ir.Value, mask: ir.Value, kind: np.dtype) -> ir.Value:  # type: ignore[type-arg]
+def _masked(builder: Builder, scores: ir.Value, mask: ir.Value, kind: np.dtype[Any]) -> ir.Value:
     lowest = builder.constant(np.array(-np.inf, kind))
     if mask.dtype == ir.DataType.BOOL or _is_boolean(mask):
         return builder.node("Where", [mask, scores, lowest])[0]
@@ -145,7 +146,7 @@ def _is_boolean(value: ir.Value) -> bool:
     return value.dtype == ir.DataType.BOOL
 
 
-def _causal(builder: Builder, scores: ir.Value, past: ir.Value | None, kind: np.dtype) -> ir.Value:  # type: ignore[type-arg]
+def _causal(builder: Builder, scores: ir.Value, past: ir.Value | None, kind: np.dtype[Any]) -> ir.Value:
     """The causal rule of the operator: row i sees the columns up to i plus the length of its own past input."""
     shape = builder.node("Shape", [scores])[0]
     rows = _range(builder, shape, -2, past)

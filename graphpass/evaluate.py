@@ -59,9 +59,9 @@ class Evaluator:
         products with heavy weights are replaced by stand-ins of the right shape: only shapes are then meaningful.
         """
         by_name = {value.name or "": array for value, array in feeds.items()}
-        direct = {o.name: by_name[o.name] for o in outputs if o.name in by_name}
+        direct = {o.name: by_name[o.name or ""] for o in outputs if o.name in by_name}
         wanted = list(dict.fromkeys(o for o in outputs if o.name not in direct))
-        results: dict[str | None, Array] = dict(direct)
+        results: dict[str | None, Array] = dict(direct.items())
         if wanted:
             session, used = self._session(wanted, feeds, light=light)
             try:

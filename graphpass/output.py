@@ -70,7 +70,7 @@ def write_model(model: ir.Model, source: Source, folder: Path, *, link: bool) ->
 
     External data is copied (or hard-linked) file by file, never through memory.
     """
-    files = sorted({tensor.location for tensor in external_tensors(model)})
+    files = sorted({str(tensor.location) for tensor in external_tensors(model)})
     for name in files:
         target = folder / str(name)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,8 @@ __all__ = ["Analysis", "PagedAttentionPass", "analyse", "rewrite"]
 
 #: Longest context probed when nobody states one.
 DEFAULT_LONGEST = 2048
+#: Rows of rotary tables when neither the source nor the user states the longest context.
+UNSTATED_BOUND = 32768
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,13 @@ def analyse(model: ir.Model, options: ConvertOptions, *, max_positions: int | No
     check_caches_are_explained(caches, sites)
     limits = [site.score.limit for site in sites if site.score.limit is not None]
     structure = plan_structure(probe, sites, min([longest, *limits]))
-    bound = min([n for n in (structure.limit, max_positions, *limits) if n is not None], default=None)
-    if options.fuse and bound is not None:
+    bound = min([n for n in (structure.limit, max_positions, *limits) if n is not None], default=UNSTATED_BOUND)
+    if options.fuse:
         fuser = Fuser(probe, bound)
         sites = [fuser.fuse(site) for site in sites]
-        structure = plan_structure(probe, sites, bound)
-        limits.append(bound)
+        if any(site.rotary is not None for site in sites):
+            structure = plan_structure(probe, sites, bound)
+            limits.append(bound)
     limits += [n for n in (structure.limit, max_positions) if n is not None]
     return Analysis(
         probe=probe,

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ..decompose import FORM_KEY
 from ..errors import NotConvertible
+from ..evaluate import Array
 from ..graph import GraphView
 from .cache import CacheIndex
 from .layout import TOKENS, find_operand, find_output
@@ -163,7 +164,7 @@ def _operands(probe: Probe, anchor: ScoreAnchor, name: str) -> tuple[Operand, Op
     return query, key, value
 
 
-def _row_places(probe: Probe, value: ir.Value) -> np.ndarray:  # type: ignore[type-arg]
+def _row_places(probe: Probe, value: ir.Value) -> Array:
     """Places of (head, token, channel) in a value `[..., T, D]` with heads in the leading axes."""
     shape = probe.shape(value, TOKENS, 0)
     if len(shape) < 3 or shape[-2] != TOKENS:
@@ -175,17 +176,17 @@ def _row_places(probe: Probe, value: ir.Value) -> np.ndarray:  # type: ignore[ty
     return np.arange(int(np.prod(shape))).reshape(-1, TOKENS, shape[-1])
 
 
-def _broadcast_places(shape: tuple[int, ...], lead: tuple[int, ...]) -> np.ndarray:  # type: ignore[type-arg]
+def _broadcast_places(shape: tuple[int, ...], lead: tuple[int, ...]) -> Array:
     places = np.arange(int(np.prod(shape))).reshape(shape)
     return np.broadcast_to(places, (*lead, *shape[-2:])).reshape(-1, *shape[-2:])
 
 
-def _key_places(probe: Probe, value: ir.Value, scores: ir.Node) -> np.ndarray:  # type: ignore[type-arg]
+def _key_places(probe: Probe, value: ir.Value, scores: ir.Node) -> Array:
     lead = probe.shape(scores.outputs[0], TOKENS, 0)[:-2]
     return _broadcast_places(probe.shape(value, TOKENS, 0), lead).transpose(0, 2, 1)
 
 
-def _value_places(probe: Probe, value: ir.Value, mixing: ir.Node) -> np.ndarray:  # type: ignore[type-arg]
+def _value_places(probe: Probe, value: ir.Value, mixing: ir.Node) -> Array:
     lead = probe.shape(mixing.outputs[0], TOKENS, 0)[:-2]
     return _broadcast_places(probe.shape(value, TOKENS, 0), lead)
 
@@ -211,8 +212,8 @@ def check_cache_is_per_token(probe: Probe, target: ir.Value, links: list[CacheLi
     """
     new, past = 4, 3
     rng = np.random.default_rng(7)
-    whole: dict[ir.Value, np.ndarray] = {}  # type: ignore[type-arg]
-    split: dict[ir.Value, np.ndarray] = {}  # type: ignore[type-arg]
+    whole: dict[ir.Value, Array] = {}
+    split: dict[ir.Value, Array] = {}
     for link in links:
         if link.new is None:
             return

@@ -30,16 +30,30 @@ _SWEEP = 4096
 
 
 @dataclass(frozen=True)
+class _Place:
+    """A candidate value: `[T, heads, size]` in its flat order, or `[1, heads, T, size]` when `perm` is given."""
+
+    value: ir.Value
+    perm: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
 class _Form:
     """What the region from `value` to an operand does to the vector of one head."""
 
     value: ir.Value
+    perm: tuple[int, ...] | None
     interleaved: bool
     offset: int
     width: int
     gain: float
     weight: np.ndarray[Any, Any] | None
     epsilon: float
+
+    @property
+    def place(self) -> _Place:
+        """Where the form starts."""
+        return _Place(self.value, self.perm)
 
     @property
     def shape(self) -> tuple[bool, int, int]:
@@ -113,52 +127,67 @@ class Fuser:
                 forms.append(form)
         return forms
 
-    def _run(self, operand: Operand, value: ir.Value, x_THD: Array, past: int) -> Array:
+    def _run(self, operand: Operand, place: _Place, x_THD: Array, past: int) -> Array:
         """The operand `[T, heads, size]` in float64 for given vectors at the candidate."""
+        value = place.value
         target = operand.value
         if target is None:
             raise Unevaluable("an operand has no value of its own")
         tokens = x_THD.shape[0]
         shape = self._probe.shape(value, tokens, 0)
-        given = {value: x_THD.astype(self._probe.dtype(value)).reshape(shape)}
+        x = x_THD if place.perm is None else x_THD.transpose(1, 0, 2)
+        given = {value: x.astype(self._probe.dtype(value)).reshape(shape)}
         out = self._probe.region([target], given, tokens, past)[0]
         if operand.perm is not None:
             out = out.transpose(operand.perm)
         return out.reshape(tokens, operand.heads, operand.size).astype(np.float64)
 
-    def _matrix(self, operand: Operand, value: ir.Value, tokens: int, past: int) -> Array | None:
+    def _matrix(self, operand: Operand, place: _Place, tokens: int, past: int) -> Array | None:
         """Per token the matrix `[T, out, in]` of the region over unit vectors; None when heads differ."""
         columns = []
         for channel in range(operand.size):
             unit = np.zeros((tokens, operand.heads, operand.size))
             unit[..., channel] = 1.0
-            out = self._run(operand, value, unit, past)
+            out = self._run(operand, place, unit, past)
             if not np.allclose(out, out[:, :1], atol=1e-6, rtol=1e-3):
                 return None
             columns.append(out[:, 0])
         return np.stack(columns, axis=-1)
 
+    def _place(self, operand: Operand, value: ir.Value) -> _Place | None:
+        """How heads and tokens lie in a candidate, from its shape."""
+        affine = self._probe.affine(value) or ()
+        tokens = [axis for axis, dim in enumerate(affine) if dim == (0, 1, 0)]
+        if len(tokens) != 1:
+            return None
+        behind = int(np.prod([constant for constant, _, _ in affine[tokens[0] + 1 :]]))
+        if behind == operand.heads * operand.size:
+            return _Place(value, None)
+        heads_first = self._probe.shape(value, 5, 0) == (1, operand.heads, 5, operand.size)
+        return _Place(value, (0, 2, 1, 3)) if heads_first else None
+
     def _form(self, operand: Operand, value: ir.Value) -> _Form | None:
+        place = self._place(operand, value)
+        if place is None:
+            return None
         zero = np.zeros((3, operand.heads, operand.size))
-        if np.any(self._run(operand, value, zero, 0)):
+        if np.any(self._run(operand, place, zero, 0)):
             return None
         x = np.random.default_rng(5).standard_normal(zero.shape)
-        once, twice = self._run(operand, value, x, 0), self._run(operand, value, 2 * x, 0)
+        once, twice = self._run(operand, place, x, 0), self._run(operand, place, 2 * x, 0)
         half = self._probe.dtype(value) == np.float16
         close = {"rtol": 2e-2, "atol": 2e-2} if half else {"rtol": 1e-4, "atol": 1e-4}
         normed = np.allclose(once, twice, **close)  # type: ignore[arg-type]
         if not normed and not np.allclose(2 * once, twice, **close):  # type: ignore[arg-type]
             return None
         new, past = (3, 0) if not self._probe.has_past else (2, 3)
-        matrix = self._matrix(operand, value, new, past)
-        start = self._matrix(operand, value, 1, 0)
+        matrix = self._matrix(operand, place, new, past)
+        start = self._matrix(operand, place, 1, 0)
         if matrix is None or start is None:
             return None
-        return self._read_form(operand, value, matrix[-1], start[0], normed=bool(normed))
+        return self._read_form(operand, place, matrix[-1], start[0], normed=bool(normed))
 
-    def _read_form(
-        self, operand: Operand, value: ir.Value, later: Array, start: Array, *, normed: bool
-    ) -> _Form | None:
+    def _read_form(self, operand: Operand, place: _Place, later: Array, start: Array, *, normed: bool) -> _Form | None:
         """Pairing, gain and norm weight from the matrices at a later position and at position 0."""
         size = operand.size
         own = np.diag(start)
@@ -170,25 +199,25 @@ class Fuser:
         interleaved, offset, width = rotated
         if normed:
             weight = own / np.sqrt(size)
-            epsilon = self._epsilon(operand, value, weight)
-            return _Form(value, interleaved, offset, width, 1.0, weight, epsilon) if epsilon else None
+            epsilon = self._epsilon(operand, place, weight)
+            return _Form(place.value, place.perm, interleaved, offset, width, 1.0, weight, epsilon) if epsilon else None
         gain = float(own[0] if offset or width == 0 else own[-1])
         if not np.allclose(own, gain, rtol=1e-3):
             return None
-        if width == 0 and self._probe.affine(value) == self._probe.affine(operand.value):  # type: ignore[arg-type]
+        if width == 0 and self._probe.affine(place.value) == self._probe.affine(operand.value):  # type: ignore[arg-type]
             return None
-        return _Form(value, interleaved, offset, width, gain, None, 0.0)
+        return _Form(place.value, place.perm, interleaved, offset, width, gain, None, 0.0)
 
-    def _epsilon(self, operand: Operand, value: ir.Value, weight: Array) -> float | None:
+    def _epsilon(self, operand: Operand, place: _Place, weight: Array) -> float | None:
         """The norm's epsilon from a vector small enough to feel it, as the constant of the region that it must be."""
         small = 1e-3
         x = np.full((1, operand.heads, operand.size), small)
-        out = self._run(operand, value, x, 0)[0, 0] / weight
+        out = self._run(operand, place, x, 0)[0, 0] / weight
         ratio = float(np.median(np.abs(out)))
         if not 0.0 < ratio < 1.0:
             return None
         fitted = small**2 * (1.0 / ratio**2 - 1.0)
-        constants = self._constants(operand, value)
+        constants = self._constants(operand, place.value)
         near = [c for c in constants if abs(c - fitted) <= 0.05 * fitted]
         return near[0] if near else None
 
@@ -222,7 +251,7 @@ class Fuser:
             step = _SWEEP if self._probe.has_past else self._longest
             for past in range(0, self._longest, step):
                 tokens = min(step, self._longest - past)
-                out = self._run(operand, form.value, np.broadcast_to(x, (tokens, operand.heads, operand.size)), past)
+                out = self._run(operand, form.place, np.broadcast_to(x, (tokens, operand.heads, operand.size)), past)
                 cos.append(out[:, 0, first] / factor)
                 sin.append(out[:, 0, second] / _second_factor(form, operand, first, second))
             self._tables[key] = (np.concatenate(cos), np.concatenate(sin))
@@ -230,7 +259,7 @@ class Fuser:
 
     def _structural_inputs(self, operand: Operand, value: ir.Value) -> frozenset[str]:
         view = self._probe.view
-        names = set()
+        names: set[str] = set()
         for node in view.between([value], operand.value):  # type: ignore[arg-type]
             names.update(v.name or "" for v in node_inputs(node) if not view.taint(v) and not is_constant(v))
         return frozenset(names)
@@ -242,7 +271,7 @@ class Fuser:
         for new, past in self._sizes(operand, form.value):
             x = rng.standard_normal((new, operand.heads, operand.size)) * (0.02 if form.weight is not None else 1.0)
             x = x.astype(self._probe.dtype(form.value)).astype(np.float64)
-            actual = self._run(operand, form.value, x, past)
+            actual = self._run(operand, form.place, x, past)
             expected = _apply(form, x, cos, sin, past)
             tolerance = 2e-2 if half else 2e-4
             if not np.allclose(actual, expected, rtol=tolerance, atol=tolerance * float(np.abs(expected).max())):
@@ -262,6 +291,10 @@ class Fuser:
         return [(n, p) for n, p in sizes if p >= 0 and n + p <= self._longest]
 
 
+def _rotary(form: _Form, cos: Array, sin: Array) -> Rotary | None:
+    return Rotary(cos=cos, sin=sin, interleaved=form.interleaved, offset=form.offset) if form.width else None
+
+
 def _norms_agree(query: _Form, key: _Form) -> bool:
     if (query.weight is None) != (key.weight is None):
         return False
@@ -269,7 +302,7 @@ def _norms_agree(query: _Form, key: _Form) -> bool:
 
 
 def _moved_up(operand: Operand, form: _Form) -> Operand:
-    return replace(operand, value=form.value, perm=None, scale=operand.scale * form.gain)
+    return replace(operand, value=form.value, perm=form.perm, scale=operand.scale * form.gain)
 
 
 def _second_factor(form: _Form, operand: Operand, first: Array, second: Array) -> Any:

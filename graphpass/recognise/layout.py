@@ -3,6 +3,7 @@ moves, repeats and scales elements shows where each went."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ def moved(probe: Probe, source: ir.Value, target: ir.Value, *, tokens: int = TOK
         dtype = probe.dtype(source)
         if dtype.kind != "f":
             return None
-        ones = _run(probe, source, target, np.ones(shape, dtype))
+        ones = _run(probe, source, target, np.ones(shape, dtype), tokens)
     except Unevaluable:
         return None
     if ones.size == 0 or not np.all(ones == ones.flat[0]) or not np.isfinite(ones.flat[0]) or ones.flat[0] == 0:
@@ -47,27 +48,19 @@ def moved(probe: Probe, source: ir.Value, target: ir.Value, *, tokens: int = TOK
     base = 256  # digits that float16 holds exactly, scaled or not
     for power in range(max(1, int(np.ceil(np.log(max(count, 2)) / np.log(base))))):
         digit = (place // base**power) % base
-        out = _run(probe, source, target, digit.reshape(shape).astype(dtype))
+        out = _run(probe, source, target, digit.reshape(shape).astype(dtype), tokens)
         index += np.rint(out.astype(np.float64) / scale).astype(np.int64) * base**power
     if index.min() < 0 or index.max() >= count:
         return None
     sample = np.random.default_rng(0).standard_normal(shape).astype(dtype)
-    out = _run(probe, source, target, sample).astype(np.float64)
+    out = _run(probe, source, target, sample, tokens).astype(np.float64)
     expected = scale * sample.reshape(-1)[index].astype(np.float64)
     tolerance = 4e-3 if dtype == np.float16 else 1e-5
     return Moved(index, scale) if np.allclose(out, expected, rtol=tolerance, atol=tolerance) else None
 
 
-def _run(probe: Probe, source: ir.Value, target: ir.Value, array: Array) -> Array:
-    return probe.region([target], {source: array}, TOKENS if array.ndim == 0 else _tokens(probe, source, array), 0)[0]
-
-
-def _tokens(probe: Probe, source: ir.Value, array: Array) -> int:
-    affine = probe.affine(source) or ()
-    for (constant, per_new, _), dim in zip(affine, array.shape, strict=True):
-        if per_new:
-            return (dim - constant) // per_new
-    return TOKENS
+def _run(probe: Probe, source: ir.Value, target: ir.Value, array: Array, tokens: int) -> Array:
+    return probe.region([target], {source: array}, tokens, 0)[0]
 
 
 def find_operand(probe: Probe, candidates: Sequence[ir.Value], target: ir.Value, place_HTD: Array) -> Operand | None:
@@ -116,8 +109,6 @@ def _repeats(source_HTD: Array) -> int:
 
 def _permutation(shape: tuple[int, ...], wanted: Array) -> tuple[int, ...] | None:
     """The axis order whose transpose lists the elements in the wanted order."""
-    import itertools
-
     places = np.arange(int(np.prod(shape))).reshape(shape)
     large = [a for a, d in enumerate(shape) if d > 1]
     unit = [a for a, d in enumerate(shape) if d == 1]

@@ -87,11 +87,11 @@ class Probe:
             if fitted is not None and value not in self.view.dynamic:
                 self._affine[value] = fitted
         io = self.interface
-        for value in (io.tokens, io.positions, io.mask):
-            if value is not None:
-                length = (0, 1, 1) if value is io.mask else (0, 1, 0)
-                rank = len(value.shape or (1, 1))
-                self._affine[value] = ((1, 0, 0),) * (rank - 1) + (length,)
+        for given in (io.tokens, io.positions, io.mask):
+            if given is not None:
+                length = (0, 1, 1) if given is io.mask else (0, 1, 0)
+                rank = len(given.shape or (1, 1))
+                self._affine[given] = ((1, 0, 0),) * (rank - 1) + (length,)
 
     def _shapes(self, values: Sequence[ir.Value], new: int, past: int) -> list[tuple[int, ...]]:
         feeds = self.graph_feeds(new, past) | self.cache_feeds(past)

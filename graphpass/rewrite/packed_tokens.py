@@ -61,7 +61,7 @@ class PackedTokens:
         rank = len(like.shape or (1, 1))
         value = self.builder.reshape(flat, [1] * (rank - 1) + [-1], f"{flat.name}_row")
         if like.dtype not in (None, flat.dtype):
-            value = self.builder.cast(value, like.dtype)  # type: ignore[arg-type]
+            value = self.builder.cast(value, like.dtype)
         return value
 
     def _ones_like(self, row: ir.Value, mask: ir.Value) -> ir.Value:
