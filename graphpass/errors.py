@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagegraft.custom_ops.errors import PagegraftError
 
-__all__ = ["NotConvertible", "OutputError", "SourceError", "VerificationError"]
+__all__ = ["KvCacheError", "NotConvertible", "OutputError", "SourceError", "VerificationError"]
 
 
 class SourceError(PagegraftError, ValueError):
@@ -13,6 +13,10 @@ class SourceError(PagegraftError, ValueError):
 
 class OutputError(PagegraftError, ValueError):
     """The output folder cannot be used."""
+
+
+class KvCacheError(PagegraftError, ValueError):
+    """A way to store the caches that does not exist, or scales that do not belong to the model."""
 
 
 class VerificationError(PagegraftError, ValueError):

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import onnxruntime as ort
 from pagegraft import custom_ops
 from pagegraft.custom_ops import manifest as names
 
+from .cache_storage import poisoned_caches
 from .errors import VerificationError
-from .evaluate import Array, first_line, session_options
+from .evaluate import Array, element_type, first_line, session_options
 
 __all__ = ["PackedModel", "SourceModel"]
 
@@ -30,12 +30,22 @@ class _Sequence:
 class PackedModel:
     """A converted model with a block pool of its own: `step` runs any mix of sequences.
 
-    Blocks are handed out in a shuffled order and start out as NaN, so that a wrong table, slot or mask shows.
-    With `drop_unseen`, a windowed group's table entries left of every window are replaced by another block.
+    Blocks are handed out in a shuffled order and start out as NaN, so that a wrong table, slot or mask shows; a
+    windowed group's table entries left of every window are unmapped. Caches are bound to input and output alike, as
+    the runtime does it.
     """
 
-    def __init__(self, model: Path, manifest: names.Manifest, *, num_blocks: int = 64, block_size: int = 16) -> None:
-        options = session_options(optimise=True)
+    def __init__(
+        self,
+        model: Path,
+        manifest: names.Manifest,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        threads: int = 1,
+    ) -> None:
+        """`threads` 0 is one a core."""
+        options = session_options(optimise=True, threads=threads)
         custom_ops.register(options)
         self.session = ort.InferenceSession(str(model), options)
         self.manifest = manifest
@@ -43,31 +53,34 @@ class PackedModel:
         self._sequences: dict[int, _Sequence] = {}
         rng = np.random.default_rng(3)
         self._free = [list(map(int, rng.permutation(num_blocks))) for _ in manifest.groups]
-        self._caches = self._allocate(num_blocks)
         self.inputs = {i.name: i for i in self.session.get_inputs()}
-
-    def _allocate(self, num_blocks: int) -> dict[str, Array]:
-        caches: dict[str, Array] = {}
-        for index, layer in enumerate(self.manifest.layers):
-            parts = [("key", layer.key_head_size, layer.key_dtype), ("value", layer.value_head_size, layer.value_dtype)]
-            for part, size, dtype in parts:
-                if size is None or dtype is None:
-                    continue
-                shape = (num_blocks, self.block_size, layer.kv_heads, size)
-                caches[names.cache_name(index, part)] = np.full(shape, np.nan, np.dtype(dtype))
-        return caches
+        self._binding = self.session.io_binding()
+        self._caches = poisoned_caches(manifest, num_blocks, block_size)
+        # A binding does not keep numpy's memory alive, nor do the values: `_caches` does.
+        for name, array in self._caches.items():
+            value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, element_type(array))
+            self._binding.bind_ortvalue_input(name, value)
+            self._binding.bind_ortvalue_output(name.replace("past_key_values", "present"), value)
 
     def step(self, work: Sequence[tuple[int, Sequence[int]]]) -> list[Array]:
         """Computes the next tokens of each (sequence id, tokens). Returns each one's logits `[tokens, vocab]`."""
         feeds = self._feeds(work)
-        outputs = [o.name for o in self.session.get_outputs()]
-        results = dict(zip(outputs, self.session.run(None, feeds), strict=True))
-        for name in self._caches:
-            self._caches[name] = results[name.replace("past_key_values", "present")]
+        for name, array in feeds.items():
+            self._binding.bind_cpu_input(name, array)
+        self._binding.bind_output(names.LOGITS)
+        self.session.run_with_iobinding(self._binding)
+        logits = self._binding.get_outputs()[-1].numpy()  # in the order of binding, caches first
         for sequence, tokens in work:
             self._sequences[sequence].tokens += len(tokens)
         ends = np.cumsum([len(tokens) for _, tokens in work])
-        return [np.asarray(part) for part in np.split(results[names.LOGITS], ends[:-1])]
+        return [np.asarray(part) for part in np.split(logits, ends[:-1])]
+
+    def stored(self, layer: int, part: str, sequence: int) -> Array:
+        """What a sequence has in a layer's "key" or "value" cache, as stored: `[tokens, G, W]`."""
+        state = self._sequences[sequence]
+        slots = self._slots(state, np.arange(state.tokens), self.manifest.layers[layer].group)
+        cache = self._caches[names.cache_name(layer, part)]
+        return np.asarray(cache.reshape(-1, *cache.shape[2:])[slots])
 
     def _feeds(self, work: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Array]:
         states = [self._sequences.setdefault(s, _Sequence()) for s, _ in work]
@@ -87,7 +100,6 @@ class PackedModel:
             feeds[group.slot_mapping] = np.concatenate(
                 [self._slots(s, p, index) for s, p in zip(states, positions, strict=True)]
             ).astype(np.int32)
-        feeds.update(self._caches)
         return {name: array for name, array in feeds.items() if name in self.inputs}
 
     def _grow(self, state: _Sequence, group: int, tokens: int) -> None:
