@@ -215,8 +215,8 @@ def _layer(site: AttentionSite, group: int, dtype: ir.DataType) -> names.CacheLa
 class PagedAttentionPass(ir.passes.InPlacePass):
     """Rewrites a decoder in place: every attention becomes one PagedAttention node over packed tokens.
 
-    Raises NotConvertible, with the model unchanged but for normalisation, when a correct packed version cannot be
-    built. After a run `analysis` and `layers` hold what was found.
+    Raises NotConvertible, with the model as it was, when a correct packed version cannot be built. After a run
+    `analysis` and `layers` hold what was found.
     """
 
     def __init__(self, options: ConvertOptions | None = None) -> None:
@@ -227,7 +227,11 @@ class PagedAttentionPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Analyses and rewrites the model."""
-        normalise(model)
-        self.analysis = analyse(model, self.options, max_positions=self.options.max_positions)
-        self.layers = rewrite(model, self.analysis)
+        work = model.clone()  # shares the weights
+        normalise(work)
+        self.analysis = analyse(work, self.options, max_positions=self.options.max_positions)
+        self.layers = rewrite(work, self.analysis)
+        model.graph = work.graph
+        model.functions.clear()
+        model.functions.update(work.functions)
         return ir.passes.PassResult(model, modified=True)

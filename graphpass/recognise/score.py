@@ -161,10 +161,12 @@ def _fit_transfer(probe: Probe, region: ScoreRegion) -> tuple[float, float]:
 
     def transfer(score: float) -> float:
         raw = np.zeros(shape)
-        raw[..., -1, 0] = score  # the last token looks at its predecessor
-        z_HTK = _logits(probe, region, raw, new, past)[0]
-        zero_HTK = _logits(probe, region, np.zeros(shape), new, past)[0]
-        gain = (z_HTK[:, -1, 0] - z_HTK[:, -1, 1]) - (zero_HTK[:, -1, 0] - zero_HTK[:, -1, 1])
+        raw[..., -1, -1] = score  # the last token looks at itself; its predecessor is the reference
+        z_HK = _logits(probe, region, raw, new, past)[0][:, -1]
+        zero_HK = _logits(probe, region, np.zeros(shape), new, past)[0][:, -1]
+        gain = z_HK[:, 1] - zero_HK[:, 1]
+        if np.all(np.abs(zero_HK[:, 0]) < _LARGEST_LENGTH):  # not masked: what is taken off whole rows cancels
+            gain = gain - (z_HK[:, 0] - zero_HK[:, 0])
         if not np.allclose(gain, gain[0], rtol=1e-3, atol=1e-6):
             raise NotConvertible("heads scale their scores differently", name, kind="score")
         return float(gain[0])

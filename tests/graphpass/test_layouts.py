@@ -1,0 +1,70 @@
+"""Caches of any layout, rotary embedding in the graph or in the op: the converted model equals its source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import decoder as d
+import onnx
+import pytest
+from pagegraft.graphpass import ConvertOptions, convert
+
+OPTIONS = ConvertOptions(max_positions=128)
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (1, 0, 2, 3), (0, 1, 3, 2)])
+def test_cache_layouts(axes: tuple[int, int, int, int], tmp_path: Path) -> None:
+    source = d.Decoder(cache_axes=axes).save(tmp_path / "source")
+    report = convert(source, tmp_path / "out", OPTIONS)
+    assert report.verification["difference"] < 1e-4
+    assert [layer.kv_heads for layer in report.layers] == [d.HEADS] * 2
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["half", "interleaved"])
+@pytest.mark.parametrize("past", [True, False], ids=["past", "no past"])
+def test_rotary_is_fused_and_equal(interleaved: bool, past: bool, tmp_path: Path) -> None:
+    model = d.Decoder(rotate=partial(d.rotary, interleaved=interleaved), learned_positions=False, past=past)
+    source = model.save(tmp_path / "source")
+    fused = convert(source, tmp_path / "fused", OPTIONS)
+    plain = convert(source, tmp_path / "plain", replace(OPTIONS, fuse=False))
+    assert [layer.fused for layer in fused.layers] == [("rotary",)] * 2
+    assert [layer.fused for layer in plain.layers] == [()] * 2
+    assert fused.verification["difference"] < 1e-4
+    assert plain.verification["difference"] < 1e-4
+    graph = onnx.load(tmp_path / "fused" / "model.onnx").graph
+    nodes = [n for n in graph.node if n.op_type == "PagedAttention"]
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in nodes[0].attribute}
+    assert attributes["do_rotary"] == 1
+    assert attributes.get("rotary_interleaved", 0) == int(interleaved)
+    assert not {"Cos", "Sin"} & {n.op_type for n in graph.node}
+
+
+def test_graph_has_no_leftovers(tmp_path: Path) -> None:
+    """Nothing of masks, cache arithmetic or shapes stays behind."""
+    source = d.Decoder(rotate=d.rotary, learned_positions=False).save(tmp_path / "source")
+    convert(source, tmp_path / "out", OPTIONS)
+    model = onnx.load(tmp_path / "out" / "model.onnx")
+    left = {n.op_type for n in model.graph.node}
+    assert left <= {"Gather", "MatMul", "Reshape", "Add", "PagedAttention"}
+    onnx.shape_inference.infer_shapes(model)
+
+
+def test_interface_of_a_converted_model(tmp_path: Path) -> None:
+    convert(d.Decoder().save(tmp_path / "source"), tmp_path / "out", OPTIONS)
+    graph = onnx.load(tmp_path / "out" / "model.onnx").graph
+    shapes = {
+        v.name: [x.dim_param or x.dim_value for x in v.type.tensor_type.shape.dim]
+        for v in (*graph.input, *graph.output)
+    }
+    cache = ["num_blocks", "block_size", d.HEADS, d.SIZE]
+    assert shapes["input_ids"] == shapes["position_ids"] == shapes["slot_mapping"] == ["tokens"]
+    assert shapes["cumulative_sequence_lengths"] == ["sequences_plus_one"]
+    assert shapes["past_sequence_lengths"] == ["sequences"]
+    assert shapes["logits_indices"] == ["rows"]
+    assert shapes["logits"] == ["rows", d.VOCAB]
+    for layer in range(2):
+        for part in ("key", "value"):
+            assert shapes[f"past_key_values.{layer}.{part}"] == cache
+            assert shapes[f"present.{layer}.{part}"] == cache
