@@ -12,7 +12,7 @@ import heapq
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -127,7 +127,7 @@ class AsyncLLM:
 
     async def generate(
         self, prompt: Prompt, sampling_params: Params | None = None, options: RequestOptions | None = None
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Yields the request's output so far, last of all the finished one. Leaving the loop early aborts it.
 
         Raises RequestError, SamplingParamsError or TokenizerError for a request that can never run, QueueFullError
@@ -162,7 +162,7 @@ class AsyncLLM:
         sampling_params: Params | None = None,
         options: RequestOptions | None = None,
         **template: Any,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """As `generate`, for a conversation through the model's chat template."""
         return self.generate(self.chat_prompt(messages, **template), sampling_params, options)
 

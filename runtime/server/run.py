@@ -1,0 +1,22 @@
+"""Starts a server in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from ..async_engine import AsyncLLM
+from .app import ServerOptions, create_app
+
+__all__ = ["run_server"]
+
+
+def run_server(
+    model: Path, options: ServerOptions, *, host: str, port: int, max_unfinished: int, **settings: Any
+) -> None:
+    """Loads the model, serves until SIGINT or SIGTERM, then drains. `settings` as for LLM."""
+    llm = AsyncLLM(model, max_unfinished=max_unfinished, **settings)
+    app = create_app(llm, options)
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=int(options.drain_seconds))
