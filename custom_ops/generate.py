@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from . import spec
+from .generate_docs import readme_text
 
 __all__ = ["cpu_header", "main", "stale_files", "targets"]
 
@@ -74,14 +75,12 @@ def cpu_header() -> str:
 
 def targets() -> Mapping[Path, str]:
     """Every derived file and the text it should have."""
-    return {_HERE / "cpu" / "contract.h": cpu_header()}
+    return {_HERE / "cpu" / "contract.h": cpu_header(), _HERE / "README.md": readme_text()}
 
 
 def stale_files() -> list[Path]:
     """The derived files whose text is not what `spec.py` says. Needs the source tree."""
-    return [
-        path for path, text in targets().items() if not path.is_file() or path.read_text(encoding="utf-8") != text
-    ]
+    return [path for path, text in targets().items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
 
 
 def main() -> int:

@@ -34,7 +34,7 @@ from .cases import Case
 from .check import MismatchError, check_outputs
 from .node_model import ONNX_TYPES, domain_of, node_model, output_names
 from .portable_rules import comparison_rules
-from .run import Result
+from .run import Result, Status
 
 __all__ = ["export_cases", "read_vector", "run_folder"]
 
@@ -76,7 +76,7 @@ def _write_case(place: Path, case: Case) -> None:
         for i, (name, array) in enumerate(arrays.items()):
             (data / f"{kind}_{i}.pb").write_bytes(_tensor(array, name).SerializeToString())
             np.save(data / f"{kind}_{i}.npy", _plain(array))
-            entry = {"name": name, "file": f"{_DATA}/{kind}_{i}", "type": element_type(array)}
+            entry: dict[str, Any] = {"name": name, "file": f"{_DATA}/{kind}_{i}", "type": element_type(array)}
             entry |= {"onnx_type": ONNX_TYPES[element_type(array)], "shape": list(array.shape)}
             document[f"{kind}s"].append(entry)
     for entry, rule in zip(document["outputs"], comparison_rules(call, expected, names), strict=True):
@@ -103,7 +103,7 @@ def run_folder(backend: Backend, folder: Path, *, xfails: tuple[str, ...] = ()) 
         id = place.relative_to(folder).as_posix()
         result = _run_vector(backend, place, id)
         if any(fnmatchcase(id, pattern) for pattern in xfails) and result.status != "not claimed":
-            status = "xpassed" if result.status == "passed" else "xfailed"
+            status: Status = "xpassed" if result.status == "passed" else "xfailed"
             result = Result(id=id, group=result.group, status=status, detail=result.detail)
         results.append(result)
     return results
@@ -184,13 +184,13 @@ _LAYOUT = """# PagedAttention test vectors
 Each folder `<group>/<case>` is one call of the op in ONNX's backend-test layout: `model.onnx` is a single node;
 `test_data_set_0/input_<i>.pb` and `output_<i>.pb` are its inputs and outputs as serialised `TensorProto`, in the order
 of the model's inputs and outputs. The same tensors lie beside them as `.npy`; bfloat16 and fp8, which numpy does not
-have, are stored there as the bits in uint16 and uint8. Cache outputs are always included: they are the caches after the call.
+have, are stored there as the bits in uint16 and uint8. Cache outputs are always included: the caches after the call.
 
 `case.json` names the files with their ONNX element types and says how each output is compared:
 
 * `{"exact": true}`: bit for bit.
 * `{"steps": n, "code_bits": b}`: stored codes of b bits may be n steps apart (8: two's complement bytes, or sign and
-  magnitude for fp8; 4: two codes a byte, low nibble first). Where an odd head size leaves a nibble, it has no meaning.
+  magnitude for fp8; 4: two codes a byte, low nibble first). A nibble that an odd head size leaves over has no meaning.
 * `{"absolute": x}`: the largest difference; NaN and infinities must be the same. For `output`,
   `"absolute_if_stored_differs"` holds instead when a stored code differs within its steps.
 
