@@ -13,16 +13,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ..custom_ops.errors import PagegraftError
+from .async_types import EngineStats, EngineStoppedError, QueueFullError, RequestOptions
 from .config import EngineConfig
 from .engine.engine import AnyRequest
 from .engine.request import RequestInput
-from .engine.scheduler import SchedulerCounters
 from .llm import Message, Params, Prompt, TokensPrompt, chat_prompt, read_prompt
 from .loading import LoadedModel, load_engine
 from .model.runner import ModelRunner
@@ -35,43 +34,6 @@ __all__ = ["AsyncLLM", "EngineStats", "EngineStoppedError", "QueueFullError", "R
 _IDLE_SECONDS = 0.5
 #: Prompts longer than this many characters are encoded outside the event loop.
 _LONG_PROMPT = 4096
-
-
-class QueueFullError(PagegraftError, RuntimeError):
-    """Too many requests are unfinished; try again later."""
-
-
-class EngineStoppedError(PagegraftError, RuntimeError):
-    """The engine was shut down, or is about to be, and takes no requests."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestOptions:
-    """What a request may ask beside sampling.
-
-    request_id: the caller's name for it; made up when None. stream: outputs as they come instead of the last only.
-    priority: lower runs first. cache_salt: shares prefixes only with requests of the same salt.
-    timeout: seconds after which the request ends with finish reason "timeout".
-    """
-
-    request_id: str | None = None
-    stream: bool = True
-    priority: int = 0
-    cache_salt: str = ""
-    timeout: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineStats:
-    """Where the engine stands. `heartbeat_age`: seconds since the stepping thread last came round."""
-
-    alive: bool
-    heartbeat_age: float
-    num_running: int
-    num_waiting: int
-    num_unfinished: int
-    kv_usage: float
-    counters: SchedulerCounters
 
 
 class _Stream:

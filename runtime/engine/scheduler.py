@@ -19,31 +19,16 @@ and only when blocks for all of its tokens are there, so that preemption and adm
 
 from __future__ import annotations
 
-from bisect import insort
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 from .cache_manager import CacheManager, PrefixHit
-from .errors import ConfigurationError, RequestError
+from .errors import ConfigurationError
+from .lifecycle import Lifecycle
 from .plan import StepPlan
-from .positions import blocks_for, window_block_bound
-from .sequence import NO_ROW, Sequence, SequenceState
-from .waiting_queue import WaitingQueue
+from .positions import window_block_bound
+from .sequence import Sequence, SequenceState
 
-__all__ = ["Scheduler", "SchedulerCounters"]
-
-_ORDER = attrgetter("order")
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Monotone counts since the start. Recomputation after preemption never counts as query or hit."""
-
-    preemptions: int = 0
-    prefix_queries: int = 0  # tokens of first admissions
-    prefix_hits: int = 0  # of these, tokens found in the cache
-    computed_tokens: int = 0
-    steps: int = 0
+__all__ = ["Scheduler"]
 
 
 @dataclass(slots=True)
@@ -61,7 +46,7 @@ class _Draft:
         return self.budget - sum(self.counts.values())
 
 
-class Scheduler:
+class Scheduler(Lifecycle):
     """Queues sequences and plans steps over a CacheManager. `max_sequences` may run at once."""
 
     def __init__(self, cache: CacheManager, *, max_step_tokens: int, max_sequences: int) -> None:
@@ -76,98 +61,8 @@ class Scheduler:
                     f"{shape.num_blocks} blocks of {cache.block_size} tokens cannot hold one sequence's window of "
                     f"{shape.window} tokens beside a chunk of {cache.max_chunk}: give more --kv-memory"
                 )
-        self.cache = cache
+        super().__init__(cache, max_sequences)
         self.max_step_tokens = max_step_tokens
-        self.max_sequences = max_sequences
-        self.running: list[Sequence] = []  # in order of (priority, arrival)
-        self.waiting = WaitingQueue()
-        self.counters = SchedulerCounters()
-        self._rows = list(range(max_sequences - 1, -1, -1))
-        self._arrivals = 0
-
-    # -- the queue ------------------------------------------------------------------------------------------------
-
-    @property
-    def has_work(self) -> bool:
-        """True while any sequence is unfinished."""
-        return bool(self.running) or len(self.waiting) > 0
-
-    def free_rows(self) -> tuple[int, ...]:
-        """Rows of the block tables that no sequence has, for snapshots."""
-        return tuple(self._rows)
-
-    def check(self, sequence: Sequence) -> None:
-        """Raises RequestError when the sequence could never finish, however empty the pools."""
-        if sequence.num_tokens == 0:
-            raise RequestError("the prompt is empty: it needs at least one token")
-        # The last token is sampled but never computed.
-        needed = max(sequence.max_tokens - 1, sequence.num_tokens)
-        for shape in self.cache.groups:
-            if shape.window is None and blocks_for(needed, self.cache.block_size) > shape.num_blocks:
-                raise RequestError(
-                    f"the request needs {needed} tokens of cache ({sequence.num_tokens} of prompt) and the pool holds "
-                    f"{shape.num_blocks * self.cache.block_size}: shorten it, or give more --kv-memory"
-                )
-
-    def add(self, sequence: Sequence) -> None:
-        """Queues a sequence. Raises RequestError, and queues nothing, when it can never run."""
-        self.check(sequence)
-        self._arrivals += 1
-        sequence.arrival = self._arrivals
-        sequence.order = (sequence.priority, self._arrivals, sequence.index)
-        self.waiting.push(sequence)
-
-    def finish(self, sequence: Sequence, reason: str) -> None:
-        """Ends a sequence in whatever state it is and frees what it holds. Ending it again changes nothing."""
-        if sequence.state == SequenceState.RUNNING:
-            self._leave(sequence)
-        elif sequence.state == SequenceState.WAITING:
-            self.waiting.withdraw(sequence)
-        elif sequence.state == SequenceState.FINISHED:
-            return
-        sequence.state = SequenceState.FINISHED
-        sequence.finish_reason = reason
-
-    def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Starts `child` as a copy of `parent` that shares its blocks; without a free row it waits to be recomputed.
-
-        `child.tokens` begin with the parent's computed tokens, and `child.index` is unique in the request.
-        """
-        child.arrival = parent.arrival
-        child.order = (child.priority, child.arrival, child.index)
-        child.num_cached_tokens = parent.num_cached_tokens
-        if parent.state != SequenceState.RUNNING or not self._rows:
-            self.waiting.push(child)
-            return
-        self.cache.fork(parent, child, self._rows.pop())
-        child.state = SequenceState.RUNNING
-        insort(self.running, child, key=_ORDER)
-
-    def _leave(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self.cache.release(sequence)
-        self._rows.append(sequence.row)
-        sequence.row = NO_ROW
-
-    def preempt(self, sequence: Sequence) -> None:
-        """Takes everything from a running sequence but its tokens, and queues it again at its old place.
-
-        One that wants no token is parked instead.
-        """
-        self._leave(sequence)
-        wanted = sequence.num_tokens - sequence.num_computed
-        sequence.num_computed = 0
-        sequence.num_preemptions += 1
-        self.counters.preemptions += 1
-        if wanted:
-            self.waiting.push(sequence)
-        else:
-            sequence.state = SequenceState.PARKED
-
-    def resume(self, sequence: Sequence) -> None:
-        """Queues a sequence that was parked, now that it wants a token; leaves any other as it is."""
-        if sequence.state == SequenceState.PARKED:
-            self.waiting.push(sequence)
 
     # -- planning -------------------------------------------------------------------------------------------------
 
@@ -312,13 +207,7 @@ class Scheduler:
 
     def _start(self, draft: _Draft, sequence: Sequence, hit: PrefixHit, left: int) -> int:
         """Admits a sequence and plans its first chunk; returns the chunk's size."""
-        self.cache.admit(sequence, self._rows.pop(), hit)
-        sequence.state = SequenceState.RUNNING
-        insort(self.running, sequence, key=_ORDER)
-        if sequence.num_cached_tokens < 0:
-            sequence.num_cached_tokens = sequence.num_computed
-            self.counters.prefix_queries += sequence.num_tokens
-            self.counters.prefix_hits += sequence.num_computed
+        self.start(sequence, hit)
         wanted = sequence.num_tokens - sequence.num_computed
         count = min(left, wanted, self.cache.max_chunk)
         if wanted > self.max_step_tokens and len(self.waiting):
