@@ -46,23 +46,24 @@ struct Simd {
   static F load_int8(const std::uint8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
-  // Through float16: a shift moves exponent and mantissa in place, 2^8 corrects the bias.
+  // Through float16: a shift moves exponent and mantissa in place, 2^8 corrects the bias. Code 0x7f is NaN: adding 1
+  // carries into bit 7 for it alone, which completes the exponent.
   static F load_float8(const std::uint8_t* p) {
-    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    const __m256i wide = _mm256_cvtepi8_epi16(codes);
-    const __m256i sign = _mm256_and_si256(wide, _mm256_set1_epi16(static_cast<short>(0x8000)));
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
-    const __m256i half = _mm256_or_si256(sign, _mm256_slli_epi16(magnitude, 7));
-    const F x = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.f));
-    const __mmask16 nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x7f));
-    return _mm512_mask_blend_ps(nan, x, _mm512_set1_ps(__builtin_nanf("")));
+    const __m256i nan = _mm256_and_si256(_mm256_add_epi16(magnitude, _mm256_set1_epi16(1)), _mm256_set1_epi16(0x80));
+    const __m256i shifted = _mm256_slli_epi16(_mm256_or_si256(magnitude, nan), 7);
+    // sign bit of `wide`, everything else of `shifted`
+    const __m256i half = _mm256_ternarylogic_epi32(wide, shifted, _mm256_set1_epi16(static_cast<short>(0x8000)), 0xe4);
+    return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.f));
   }
+  // Nibble i moves to the low bits of lane i, which is all that a permutation of a table of 16 looks at.
   static F load_int4(const std::uint8_t* p) {
-    const __m128i bytes = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-    const __m128i low = _mm_and_si128(bytes, _mm_set1_epi16(0x0f));
-    const __m128i high = _mm_slli_epi16(_mm_and_si128(bytes, _mm_set1_epi16(0xf0)), 4);
-    const __m512i codes = _mm512_cvtepu8_epi32(_mm_or_si128(low, high));
-    return _mm512_cvtepi32_ps(_mm512_sub_epi32(codes, _mm512_set1_epi32(8)));
+    const __m512i words = _mm512_castsi128_si512(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m512i spread = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), words);
+    const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    const F table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(spread, shifts), table);
   }
 
   // The sums of 16 vectors as one vector.

@@ -6,8 +6,10 @@ namespace {
 
 // Positions of one tile: about 64 KiB of keys, so that the tile and the next one, keys and values, stay in the
 // second-level cache.
+constexpr std::int64_t kFewTile = 128;
+
 inline std::int64_t few_tile(const Step& step) {
-  std::int64_t keys = 128;
+  std::int64_t keys = kFewTile;
   while (keys > 16 && keys * step.kv.key.token_stride > 64 * 1024) keys /= 2;
   return keys;
 }
@@ -164,25 +166,39 @@ inline float softmax_row(float* scores, std::int64_t count, float* max, float* t
   return factor;
 }
 
+// Per-token scales of one piece for one KV head, side by side.
+inline void gather_scales(const float* scales, const std::int64_t* index, std::int64_t count, float* out) {
+  for (std::int64_t j = 0; j < count; ++j) out[j] = scales[index[j]];
+}
+
+// Multiplies a row by per-token scales. Positions that the row does not see keep their weight of 0: a scale that nobody
+// wrote may be NaN.
+inline void scale_weights(const Piece& piece, const RowLimits& limits, const float* scales, float* weights) {
+  const std::int64_t count = piece.to - piece.from;
+  if (!piece.masked) {
+    for (std::int64_t j = 0; j < count; ++j) weights[j] *= scales[j];
+    return;
+  }
+  for (std::int64_t j = 0; j < count; ++j) {
+    if (piece.tile->sees(limits, piece.from + j)) weights[j] *= scales[j];
+  }
+}
+
 // Scores of one KV head's rows to weights.
 void weights_of(const Step& step, const FewRows& few, const Piece& piece, std::int64_t g, std::int64_t i) {
-  const Tile& tile = *piece.tile;
   const std::int64_t count = piece.to - piece.from, offset = g * step.sizes.B;
-  const std::int64_t* scale = tile.scale + piece.from;
+  const std::int64_t* index = piece.tile->scale + piece.from;
+  alignas(64) float k_scales[kFewTile], v_scales[kFewTile];
+  if (step.kv.k_scale != nullptr) gather_scales(step.kv.k_scale + offset, index, count, k_scales);
+  if (step.kv.v_scale != nullptr) gather_scales(step.kv.v_scale + offset, index, count, v_scales);
   for (std::int64_t r = 0; r < few.rows; ++r) {
     float* scores = few.scores + r * few.score_stride;
     if (step.kv.k_scale != nullptr) {
-      for (std::int64_t j = 0; j < count; ++j) scores[j] *= step.kv.k_scale[scale[j] + offset];
+      for (std::int64_t j = 0; j < count; ++j) scores[j] *= k_scales[j];
     }
     shape_scores(step, piece, few.limits[r], g * few.heads_per_kv + r % few.heads_per_kv, scores);
     few.factors[r] = softmax_row(scores, count, few.max + i * few.rows + r, few.total + i * few.rows + r);
-    if (step.kv.v_scale == nullptr) continue;
-    for (std::int64_t j = 0; j < count; ++j) {
-      // What a row does not see has weight 0, and a scale that nobody wrote may be NaN.
-      if (!piece.masked || tile.sees(few.limits[r], piece.from + j)) {
-        scores[j] *= step.kv.v_scale[scale[j] + offset];
-      }
-    }
+    if (step.kv.v_scale != nullptr) scale_weights(piece, few.limits[r], v_scales, scores);
   }
 }
 
