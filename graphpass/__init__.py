@@ -3,7 +3,7 @@
 from .errors import NotConvertible, OutputError, SourceError, VerificationError
 from .options import ConvertOptions
 from .passes import PagedAttentionPass
-from .pipeline import convert, inspect
+from .pipeline import convert, inspect, verify
 from .report import Report
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "VerificationError",
     "convert",
     "inspect",
+    "verify",
 ]

@@ -73,6 +73,12 @@ def _role(value: ir.Value) -> str:
             kind="encoder-decoder",
         )
     if "mask" in name:
+        if rank != 2:
+            raise NotConvertible(
+                f"input '{name}' is a mask of rank {rank}: the caller decides who sees whom",
+                hint="tree and prefix masks cannot be paged; export with a two-dimensional attention_mask",
+                kind="mask",
+            )
         return "mask"
     if integer and "position" in name:
         return "positions"

@@ -43,8 +43,11 @@ class PackedModel:
         num_blocks: int = 64,
         block_size: int = 16,
         threads: int = 1,
+        exposed: Sequence[str] = (),
     ) -> None:
-        """`threads` 0 is one a core."""
+        """`threads` 0 is one a core. `exposed` are further outputs of the graph, kept in `last_exposed` by a step."""
+        self._exposed = tuple(exposed)
+        self.last_exposed: dict[str, Array] = {}
         options = session_options(optimise=True, threads=threads)
         custom_ops.register(options)
         self.session = ort.InferenceSession(str(model), options)
@@ -67,9 +70,12 @@ class PackedModel:
         feeds = self._feeds(work)
         for name, array in feeds.items():
             self._binding.bind_cpu_input(name, array)
-        self._binding.bind_output(names.LOGITS)
+        for name in (*self._exposed, names.LOGITS):
+            self._binding.bind_output(name)
         self.session.run_with_iobinding(self._binding)
-        logits = self._binding.get_outputs()[-1].numpy()  # in the order of binding, caches first
+        found = self._binding.get_outputs()[len(self._caches) :]  # in the order of binding
+        *exposed, logits = (value.numpy() for value in found)
+        self.last_exposed = dict(zip(self._exposed, exposed, strict=True))
         for sequence, tokens in work:
             self._sequences[sequence].tokens += len(tokens)
         ends = np.cumsum([len(tokens) for _, tokens in work])

@@ -16,7 +16,7 @@ from pagegraft.custom_ops import spec
 from .errors import NotConvertible
 from .graph import GraphView
 from .io_contract import SourceInterface, classify
-from .normalise import normalise
+from .normalise import normalise, onnxruntime_ops
 from .options import ConvertOptions
 from .recognise.attention import find_score_anchors, recognise_scores
 from .recognise.cache import CacheIndex, resolve_cache_shapes
@@ -78,6 +78,7 @@ def analyse(model: ir.Model, options: ConvertOptions, *, max_positions: int | No
     """Recognises everything in a normalised model without changing it. Raises NotConvertible with the reason."""
     interface = classify(model.graph)
     view = GraphView(model.graph, [interface.tokens], interface.caches)
+    refuse_unknown_ops(model)
     refuse_batch_global_ops(model)
     probe = Probe(model, view, interface)
     caches = CacheIndex(view, interface)
@@ -116,6 +117,20 @@ def analyse(model: ir.Model, options: ConvertOptions, *, max_positions: int | No
     )
 
 
+def refuse_unknown_ops(model: ir.Model) -> None:
+    """Raises for ops that the installed onnxruntime does not know: nothing about them can be evaluated."""
+    known = onnxruntime_ops()
+    for node in model.graph:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if (domain, node.op_type) not in known and node.op_identifier() not in model.functions:
+            raise NotConvertible(
+                f"onnxruntime has no op {domain or 'ai.onnx'}::{node.op_type}",
+                node.name or "",
+                "custom ops of other libraries are not supported",
+                kind="custom-op",
+            )
+
+
 def refuse_batch_global_ops(model: ir.Model) -> None:
     """Raises for ops whose result for one token depends on all tokens of the batch."""
     for node in model.graph:
@@ -134,6 +149,13 @@ def check_caches_are_explained(caches: CacheIndex, sites: list[AttentionSite]) -
     explained = {link.past for site in sites for link in (*site.key_cache, *site.value_cache)}
     for node, links in caches.by_node.items():
         for link in links:
+            if link.present is None:
+                raise NotConvertible(
+                    f"the past '{link.past.name}' is read but no output hands it on",
+                    node.name or "",
+                    "export with present outputs",
+                    kind="cache",
+                )
             if link.past not in explained:
                 raise NotConvertible(
                     f"the past '{link.past.name}' is read by something that is no recognised attention",

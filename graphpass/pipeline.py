@@ -10,6 +10,7 @@ from typing import Any
 
 from pagegraft.custom_ops import manifest as names
 
+from .bisect import first_difference
 from .errors import NotConvertible, VerificationError
 from .normalise import Source, find_model, load, normalise
 from .options import ConvertOptions
@@ -19,7 +20,7 @@ from .passes import Analysis, analyse, rewrite
 from .report import Refusal, Report, describe
 from .verify import Verification, compare, make_schedule
 
-__all__ = ["convert", "inspect"]
+__all__ = ["convert", "inspect", "verify"]
 
 Progress = Callable[[str], None]
 
@@ -27,6 +28,8 @@ Progress = Callable[[str], None]
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
 #: Data files above this are not digested: the copy is a plain copy, and reading it again would double the time.
 _LARGEST_DIGESTED = 1 << 30
+#: Models below this many bytes are verified past windows of thousands of tokens.
+_SMALL_MODEL = 64 << 20
 
 
 def _silent(_: str) -> None:
@@ -75,7 +78,7 @@ def convert(
         manifest = _manifest(found, folder, files, analysis, layers, options)
         verification: dict[str, Any] = {"verified": False, "reason": "not wanted"}
         if options.verify:
-            result = _verify(found, folder, manifest, analysis, progress)
+            result = _verify(found, folder, manifest, analysis, options, progress)
             verification = {"verified": True, **result.to_dict()}
         replace(manifest, verification=verification).save(folder)
     return replace(
@@ -135,28 +138,61 @@ def _manifest(
     )
 
 
+def verify(source: Path | str, folder: Path | str, options: ConvertOptions | None = None) -> Verification:
+    """Compares an already converted model with its source again.
+
+    Raises VerificationError, with the first attention that differs, when it does not compute what the source computes.
+    """
+    options = options or ConvertOptions()
+    found, folder = find_model(Path(source)), Path(folder)
+    analysis = _analysed(found, options)
+    return _verify(found, folder, names.Manifest.load(folder), analysis, options)
+
+
+def _analysed(source: Source, options: ConvertOptions) -> Analysis:
+    model = load(source)
+    normalise(model)
+    return analyse(model, options, max_positions=longest_context(source, options))
+
+
 def _verify(
-    source: Source, folder: Path, manifest: names.Manifest, analysis: Analysis, progress: Progress
+    source: Source,
+    folder: Path,
+    manifest: names.Manifest,
+    analysis: Analysis,
+    options: ConvertOptions,
+    progress: Progress = _silent,
 ) -> Verification:
-    longest = min(verification_length(analysis), manifest.max_positions or 1 << 30)
+    longest = min(verification_length(analysis, source), manifest.max_positions or 1 << 30)
     # Small blocks, so that even short windows span several.
     packed = PackedModel(folder / MODEL_FILE, manifest, num_blocks=4 + 3 * longest, block_size=4)
     oracle = source_model(source, analysis)
     schedule = make_schedule(manifest.vocab_size, longest)
     result = compare(oracle, packed, schedule, dtype=analysis.accuracy, progress=progress)
     if not result.passed:
+        where = first_difference(
+            _analysed(source, options), folder, manifest, schedule.sequences[0], tolerance=10 * result.tolerance
+        )
+        place = where.sentence() if where is not None else "all attentions agree by themselves"
         raise VerificationError(
-            f"the converted model does not compute what {source.file} computes ({result.sentence()}); nothing was "
-            "written; please report this model"
+            f"the converted model does not compute what {source.file} computes ({result.sentence()}); {place}; "
+            "nothing was written: please report this model"
         )
     progress(result.sentence())
     return result
 
 
-def verification_length(analysis: Analysis) -> int:
+def verification_length(analysis: Analysis, source: Source) -> int:
     """Tokens of the longest sequence that verification runs: past every window where that is affordable."""
+    affordable = 4096 if source_bytes(source) < _SMALL_MODEL else 512
     windows = [g.window for g in analysis.groups if g.window is not None]
-    return max([48, *(w + 20 for w in windows if w <= 512)])
+    return max([48, *(w + 20 for w in windows if w <= affordable)])
+
+
+def source_bytes(source: Source) -> int:
+    """Size of a source's graph and data files."""
+    files = [source.file, *(f for f in source.folder.iterdir() if f.name.startswith(source.file.name) and f.is_file())]
+    return sum(f.stat().st_size for f in set(files))
 
 
 def source_model(source: Source, analysis: Analysis) -> SourceModel:

@@ -96,6 +96,7 @@ def _boundaries(probe: Probe, sites: Sequence[AttentionSite]) -> list[_Boundary]
     """Structural inputs of token-dependent nodes that stay alive when attention is replaced."""
     jump = {s.output.value: s for s in sites}
     tails = _tails(probe, sites)
+    joined = {link.joined: link.past for s in sites for link in (*s.key_cache, *s.value_cache)}
     found: list[_Boundary] = []
     seen: set[ir.Node] = set()
     stack = [probe.interface.logits]
@@ -110,6 +111,13 @@ def _boundaries(probe: Probe, sites: Sequence[AttentionSite]) -> list[_Boundary]
             continue
         seen.add(node)
         for operand in node_inputs(node):
+            if operand in joined and node not in tails:
+                raise NotConvertible(
+                    f"the past '{joined[operand].name}' is read by something else than attention",
+                    node.name or "",
+                    "caches can only be attended to",
+                    kind="cache",
+                )
             if probe.view.taint(operand):
                 stack.append(operand)
             elif not is_constant(operand):
