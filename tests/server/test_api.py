@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Server, decode, encode, serve
+from served import Server, decode, encode, serve
 
 from tests.wiring.synthetic import continuation
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from driver import Driver
+from engine_driver import Driver
 from pagegraft.runtime.engine.cache_manager import GroupShape
 from pagegraft.runtime.engine.invariants import Snapshot, snapshot, violations
 

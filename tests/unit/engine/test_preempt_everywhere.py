@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from driver import Driver
+from engine_driver import Driver
 from pagegraft.runtime.engine.cache_manager import GroupShape
 
 SHAPES = {

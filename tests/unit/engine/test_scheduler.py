@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from driver import Driver, undisturbed
+from engine_driver import Driver, undisturbed
 from pagegraft.runtime.engine.cache_manager import CacheManager, GroupShape
 from pagegraft.runtime.engine.errors import ConfigurationError, RequestError
 from pagegraft.runtime.engine.positions import blocks_for, window_block_bound

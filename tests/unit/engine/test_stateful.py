@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from driver import Driver
+from engine_driver import Driver
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule

@@ -1,0 +1,79 @@
+"""A server over the synthetic model, run by uvicorn in a thread and spoken to over a socket."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from pagegraft.custom_ops.manifest import Manifest
+from pagegraft.runtime.async_engine import AsyncLLM
+from pagegraft.runtime.model.session import OnnxRunner
+from pagegraft.runtime.server.app import ServerOptions, create_app
+
+
+def pieces() -> list[str]:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return [*letters, *(a + b for a, b in itertools.islice(itertools.product("zyx", letters), 35))]
+
+
+def encode(text: str) -> list[int]:
+    """No merges: one token a letter."""
+    return [pieces().index(letter) for letter in text]
+
+
+def decode(tokens: list[int]) -> str:
+    return "".join(pieces()[t] for t in tokens)
+
+
+class SlowRunner(OnnxRunner):
+    """Waits before each step, so that a test can act in between."""
+
+    seconds = 0.0
+
+    def execute(self, feeds: Any) -> Any:
+        time.sleep(self.seconds)
+        return super().execute(feeds)
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    llm: AsyncLLM
+    runner: SlowRunner
+    http: httpx.Client
+
+    def wait_idle(self, seconds: float = 10.0) -> None:
+        end = time.monotonic() + seconds
+        while self.llm.stats().num_unfinished:
+            assert time.monotonic() < end, self.llm.stats()
+            time.sleep(0.01)
+        assert all(pool.num_owned == 0 for pool in self.llm.model.engine.scheduler.cache.pools)
+
+
+def serve(folder: Path, **options: Any) -> Iterator[Server]:
+    """Runs a server in a thread, by uvicorn and over a socket."""
+    settings = {"num_blocks": 300, "max_num_seqs": 4, "max_num_batched_tokens": 16, **options.pop("settings", {})}
+    runner = SlowRunner(folder, Manifest.load(folder))
+    llm = AsyncLLM(folder, runner=runner, **settings)
+    app = create_app(llm, ServerOptions(model_name="synthetic", **options))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    end = time.monotonic() + 20
+    while not server.started:
+        assert time.monotonic() < end, "the server did not start"
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+        yield Server(llm, runner, http)
+    server.should_exit = True
+    thread.join(timeout=20)
+    assert not thread.is_alive()
