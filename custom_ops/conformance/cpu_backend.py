@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from .node_model import ONNX_TYPES, domain_of, node_model, output_names
 
 __all__ = ["CpuBackend"]
 
+_KEPT_SESSIONS = 256
 _IN_PLACE = {
     "key_cache_out": "key_cache",
     "value_cache_out": "value_cache",
@@ -30,14 +32,15 @@ class CpuBackend:
     """Runs calls on the compiled library through onnxruntime.
 
     `threads`: intra-op threads of the sessions. `domain`: register name to use; by default com.microsoft where it
-    suffices. Sessions are kept, one for each set of attributes, inputs and element types.
+    suffices. The latest sessions are kept, one for each set of attributes, inputs
+    and element types.
     """
 
     name = "cpu"
 
     def __init__(self, *, threads: int = 2, domain: str | None = None) -> None:
         self._domain = domain
-        self._sessions: dict[Any, onnxruntime.InferenceSession] = {}
+        self._sessions: OrderedDict[Any, onnxruntime.InferenceSession] = OrderedDict()
         self._options = onnxruntime.SessionOptions()
         self._options.intra_op_num_threads = threads
         self._options.enable_mem_pattern = False
@@ -69,6 +72,8 @@ class CpuBackend:
                 )
             except Exception as error:
                 raise ContractError(str(error)) from None
+            if len(self._sessions) > _KEPT_SESSIONS:
+                self._sessions.popitem(last=False)
         return self._sessions[key]
 
 
