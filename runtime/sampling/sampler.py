@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 
 from .errors import SamplingError
 from .logprobs import TokenLogprobs, token_logprobs
+from .narrow import MAX_CANDIDATES, Candidates, draw_together
 from .state import SamplingState
-from .truncation import draw
+from .truncation import distribution, draw, draw_from, survivors
 
 __all__ = ["SampledTokens", "Sampler"]
+
+_NOTHING_LEFT = "allowed_token_ids, bad words, min_tokens and logit_bias together leave no token to choose"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,8 @@ class Sampler:
             ties to the lowest id, that reaches the mass.
         13. One token is drawn: the first, in order of ids, whose running sum of probability exceeds u times the total,
             u being the number at (seed, choice, position).
-    What a row gives depends on that row, its state and nothing else. Steps 8 to 13 work row by row because a row stays
-    in the processor's cache and the batch does not.
+    What a row gives depends on that row, its state and nothing else. Passes over the vocabulary go row by row, because
+    a row stays in the processor's cache and the batch does not; what follows them is done for all rows together.
     """
 
     def sample(self, logits_RV: NDArray[np.floating], states: Sequence[SamplingState]) -> SampledTokens:
@@ -71,31 +74,46 @@ class Sampler:
         finite = np.isfinite(peaks_R)
         if not finite.all():
             for row in np.flatnonzero(~finite).tolist():
-                _fail(
-                    result, row, f"its logits have {peaks_R[row]} as their maximum: the model computed no distribution"
-                )
-        for row, state in enumerate(states):
-            if not state.takes_argmax and finite[row]:
-                _sample_row(result, row, logits_RV[row], state)
+                _fail(result, row, f"its largest logit is {peaks_R[row]}: the model computed no distribution")
+        narrow: dict[int, Candidates] = {}
+        todo = [row for row, state in enumerate(states) if not state.takes_argmax and finite[row]]
+        for row in todo:
+            _choose(result, narrow, row, logits_RV[row], states[row])
+        if narrow:
+            best_R[list(narrow)] = draw_together(list(narrow.values()))
+        for row in todo:
+            if (top := states[row].logprobs) is not None and row not in result.errors:
+                result.logprobs[row] = token_logprobs(logits_RV[row], int(best_R[row]), top)
         return result
 
 
-def _sample_row(result: SampledTokens, row: int, raw_V: NDArray[np.float32], state: SamplingState) -> None:
+def _choose(
+    result: SampledTokens,
+    narrow: dict[int, Candidates],
+    row: int,
+    logits_V: NDArray[np.float32],
+    state: SamplingState,
+) -> None:
+    """Puts the row's token into the result, or its candidates into `narrow` if they are few."""
     best = int(result.token_ids[row])
-    logits_V = raw_V
     if state.edits_logits:
-        logits_V = raw_V.copy()
+        logits_V = logits_V.copy()
         state.edit(logits_V)
         best = int(logits_V.argmax())
         if not np.isfinite(logits_V[best]):
-            _fail(
-                result, row, "allowed_token_ids, bad words, min_tokens and logit_bias together leave no token to choose"
-            )
+            _fail(result, row, _NOTHING_LEFT)
             return
-    token_id = best if state.params.is_greedy else draw(logits_V, logits_V[best], state.params, state.uniform)
-    result.token_ids[row] = token_id
-    if state.logprobs is not None:
-        result.logprobs[row] = token_logprobs(raw_V, token_id, state.logprobs)
+    params, peak = state.params, logits_V[best]
+    if params.is_greedy:
+        result.token_ids[row] = best
+        return
+    ids_n = survivors(logits_V, peak, params)
+    if ids_n is None:
+        result.token_ids[row] = draw(logits_V, peak, params, state.uniform)
+    elif ids_n.size <= MAX_CANDIDATES and params.typical_p == 1.0:
+        narrow[row] = Candidates(ids_n, logits_V[ids_n], peak, params, state.uniform())
+    else:
+        result.token_ids[row] = draw_from(*distribution(logits_V, peak, params, ids_n), state.uniform())
 
 
 def _fail(result: SampledTokens, row: int, reason: str) -> None:

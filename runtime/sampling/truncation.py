@@ -1,9 +1,10 @@
-"""Temperature, truncation and the draw: steps 8 to 13 of `Sampler`, for one row."""
+"""Temperature, truncation and the draw: steps 8 to 13 of `Sampler`, for one row on its own."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +20,40 @@ from .selection import (
     nucleus_candidates,
 )
 
-__all__ = ["distribution", "draw"]
+__all__ = ["distribution", "draw", "draw_from", "survivors"]
+
+_LOWEST: Final = np.finfo(np.float32).min  # what is below is -inf: a token that was ruled out
+
+
+def survivors(logits_V: NDArray[np.float32], peak: np.float32, params: SamplingParams) -> NDArray[np.int64] | None:
+    """Token ids, ascending, that min_p and top_k leave (exactly, ties settled); None when neither is asked for.
+
+    Both only compare, so no exponential is taken of what they discard.
+    """
+    by_count = 0 < params.top_k < logits_V.size
+    if not by_count and params.min_p == 0.0:
+        return None
+    floor = _LOWEST
+    if params.min_p > 0.0:
+        floor = max(floor, np.float32(float(peak) + params.temperature * math.log(params.min_p)))
+    if by_count:
+        floor = max(floor, lower_bound_of_top(logits_V, params.top_k))
+    ids_n = np.flatnonzero(logits_V >= floor)
+    if by_count and ids_n.size > params.top_k:
+        ids_n = ids_n[keep_largest(logits_V[ids_n], params.top_k)]
+    return ids_n
 
 
 def draw(
     logits_V: NDArray[np.float32], peak: np.float32, params: SamplingParams, uniform: Callable[[int], float]
 ) -> int:
-    """Draws one token.
+    """Draws one token of a row with any number of candidates.
 
     peak: the largest logit; finite.
     uniform: attempt -> independent numbers in [0, 1).
     """
-    cuts_early = 0 < params.top_k < logits_V.size or params.min_p > 0.0
-    if cuts_early or params.typical_p < 1.0:
-        return _draw_from(*distribution(logits_V, peak, params), uniform(0))
+    if 0 < params.top_k < logits_V.size or params.min_p > 0.0 or params.typical_p < 1.0:
+        return draw_from(*distribution(logits_V, peak, params), uniform(0))
     weights_V = _weights(logits_V, peak, params.temperature)
     sums = BlockSums(weights_V)
     if params.top_p == 1.0:
@@ -41,10 +62,19 @@ def draw(
 
 
 def distribution(
-    logits_V: NDArray[np.float32], peak: np.float32, params: SamplingParams
+    logits_V: NDArray[np.float32],
+    peak: np.float32,
+    params: SamplingParams,
+    ids_n: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Token ids that may be drawn, ascending, and their weights (proportional to probabilities, not normalised)."""
-    ids_n = _above_floor(logits_V, float(peak), params)
+    """Token ids that may be drawn, ascending, and their weights (proportional to probabilities, not normalised).
+
+    ids_n: the row's `survivors`, where they are known.
+    """
+    if ids_n is None:
+        ids_n = survivors(logits_V, peak, params)
+    if ids_n is None:
+        ids_n = np.flatnonzero(logits_V >= _LOWEST)
     weights_n = _weights(logits_V[ids_n], peak, params.temperature)
     if params.top_p < 1.0:
         kept = nucleus(weights_n, params.top_p * BlockSums(weights_n).total)
@@ -55,18 +85,10 @@ def distribution(
     return ids_n, weights_n
 
 
-def _above_floor(logits_V: NDArray[np.float32], peak: float, params: SamplingParams) -> NDArray[np.int64]:
-    """min_p and top_k: both only compare, so no exponential is taken of what they discard."""
-    by_count = 0 < params.top_k < logits_V.size
-    floor = peak + params.temperature * math.log(params.min_p) if params.min_p > 0.0 else -math.inf
-    if by_count:
-        floor = max(floor, float(lower_bound_of_top(logits_V, params.top_k)))
-    if floor == -math.inf:
-        return np.flatnonzero(logits_V > -np.inf)
-    ids_n = np.flatnonzero(logits_V >= np.float32(floor))
-    if by_count and ids_n.size > params.top_k:
-        ids_n = ids_n[keep_largest(logits_V[ids_n], params.top_k)]
-    return ids_n
+def draw_from(ids_n: NDArray[np.int64], weights_n: NDArray[np.float32], uniform: float) -> int:
+    """Draws one of the ids by their weights."""
+    sums = BlockSums(weights_n)
+    return int(ids_n[sums.find(uniform * sums.total)])
 
 
 def _weights(logits_n: NDArray[np.float32], peak: np.float32, temperature: float) -> NDArray[np.float32]:
@@ -75,11 +97,6 @@ def _weights(logits_n: NDArray[np.float32], peak: np.float32, temperature: float
         weights_n *= np.float32(1.0 / temperature)
     np.exp(weights_n, out=weights_n)
     return weights_n
-
-
-def _draw_from(ids_n: NDArray[np.int64], weights_n: NDArray[np.float32], uniform: float) -> int:
-    sums = BlockSums(weights_n)
-    return int(ids_n[sums.find(uniform * sums.total)])
 
 
 def _draw_from_nucleus(
@@ -97,9 +114,9 @@ def _draw_from_nucleus(
         if attempt == 0 and (candidates := nucleus_candidates(weights_V, mass)) is not None:
             weights_n = weights_V[candidates]
             kept = nucleus(weights_n, mass)
-            return _draw_from(candidates[kept], weights_n[kept], uniform(1))
+            return draw_from(candidates[kept], weights_n[kept], uniform(1))
     kept = nucleus(weights_V, mass)
-    return _draw_from(kept, weights_V[kept], uniform(ATTEMPTS - 1))
+    return draw_from(kept, weights_V[kept], uniform(ATTEMPTS - 1))
 
 
 def _typical(weights_n: NDArray[np.float32], mass: float) -> NDArray[np.int64]:

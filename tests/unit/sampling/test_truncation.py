@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from pagegraft.runtime.sampling import SamplingParams
+from pagegraft.runtime.sampling.narrow import MAX_CANDIDATES, Candidates, draw_together
 from pagegraft.runtime.sampling.rng import ATTEMPTS
 from pagegraft.runtime.sampling.selection import (
     BlockSums,
@@ -16,7 +18,7 @@ from pagegraft.runtime.sampling.selection import (
     nucleus_candidates,
     top_tokens,
 )
-from pagegraft.runtime.sampling.truncation import distribution, draw
+from pagegraft.runtime.sampling.truncation import distribution, draw, survivors
 from sampling_reference import chi_square, drawable
 
 SIZES = [1, 2, 7, 100, 255, 256, 257, 4095, 4096, 5000]
@@ -78,14 +80,44 @@ def test_the_drawn_token_is_the_one_the_number_points_at(size: int) -> None:
         assert at == 0 or running[at - 1] <= uniform + 1e-5
 
 
+@pytest.mark.parametrize("size", [7, 300, 5000])
+def test_rows_drawn_together_are_those_the_numbers_point_at(size: int) -> None:
+    """Rows of many kinds in one matrix, each against the reference's running sum."""
+    rng = np.random.default_rng(size)
+    rows, references, near = [], [], 0
+    while len(rows) < 60:
+        logits, sampling = row(rng, size), replace(params(rng), typical_p=1.0)
+        ids = survivors(logits, logits.max(), sampling)
+        if ids is None or ids.size > MAX_CANDIDATES:
+            continue
+        rows.append(Candidates(ids, logits[ids], logits.max(), sampling, rng.random()))
+        references.append(drawable(logits.tolist(), sampling))
+    drawn = draw_together(rows)
+    assert drawn.tolist() == [int(draw_together([one])[0]) for one in rows], "companions do not matter"
+    for token, one, (expected, nearest) in zip(drawn.tolist(), rows, references, strict=True):
+        if nearest < 1e-4:
+            near += 1
+            continue
+        running = np.cumsum(list(expected.values()))
+        at = list(expected).index(token)
+        assert running[at] > one.uniform - 1e-5
+        assert at == 0 or running[at - 1] <= one.uniform + 1e-5
+    assert near < 10
+
+
 @pytest.mark.parametrize("uniform", [0.0, 0.5, math.nextafter(1.0, 0.0)])
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(top_k=3), SamplingParams(top_p=0.999)])
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(), SamplingParams(top_k=3), SamplingParams(top_p=0.999), SamplingParams(typical_p=0.9)],
+)
 def test_the_ends_of_the_unit_interval_give_tokens_of_positive_weight(uniform: float, sampling: SamplingParams) -> None:
     logits = np.full(600, -np.inf, np.float32)
     logits[[5, 300]] = 1.0
-    token = draw(logits, logits.max(), sampling, lambda attempt: uniform)
-    assert token == (300 if uniform > 0.9 else 5 if uniform < 0.1 else token)
-    assert token in (5, 300)
+    allowed = {0.0: [5], 0.5: [5, 300]}.get(uniform, [300])
+    assert draw(logits, logits.max(), sampling, lambda attempt: uniform) in allowed
+    ids = np.array([5, 300])
+    row = Candidates(ids, logits[ids], logits.max(), sampling, uniform)
+    assert draw_together([row])[0] in allowed
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.5, 0.9, 0.97])
