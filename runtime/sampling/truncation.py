@@ -125,10 +125,12 @@ def _typical(weights_n: NDArray[np.float32], mass: float) -> NDArray[np.int64]:
     with np.errstate(divide="ignore", invalid="ignore"):
         information_n = -np.log(probabilities_n)
         entropy = np.nansum(probabilities_n * information_n)
-    distance_n = np.abs(information_n - entropy).astype(np.float32)
     # Floats that are not negative sort like their bits: with the index below them, equal distances keep their order.
-    keys_n = distance_n.view(np.uint32).astype(np.uint64) << np.uint64(32) | np.arange(distance_n.size, dtype=np.uint64)
+    keys_n2 = np.empty((weights_n.size, 2), "<u4")
+    keys_n2[:, 0] = np.arange(weights_n.size)
+    keys_n2[:, 1] = np.abs(information_n - entropy).view(np.uint32)
+    keys_n = keys_n2.view("<u8").ravel()
     keys_n.sort()
-    order_n = (keys_n & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    order_n = keys_n2[:, 0].astype(np.int64)
     size = BlockSums(probabilities_n[order_n]).find(np.nextafter(mass, -np.inf)) + 1
     return np.sort(order_n[:size])
