@@ -73,7 +73,7 @@ def test_lower_priority_values_run_first_and_displace_running_ones() -> None:
 
 
 def test_the_victim_is_the_latest_of_the_lowest_priority() -> None:
-    driver = Driver(groups=[GroupShape(None, 6)], budget=24, max_sequences=3, share=False)
+    driver = Driver(groups=[GroupShape(None, 9)], budget=24, max_sequences=3, share=False)
     first = driver.add([1] * 7, 8)
     low = driver.add([2] * 7, 8, priority=1)
     last = driver.add([3] * 7, 8)
