@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 __all__ = ["ConvertOptions"]
@@ -18,6 +19,10 @@ class ConvertOptions:
     `target`: "cpu" for pagegraft's runtime.
     `max_positions`: longest context in tokens; None reads it from the source's config.json.
     `block_size`: default block size recorded for the runtime.
+    `kv_dtype`: what the caches store: float32, float16, bfloat16, int8, int4 or fp8; None is the compute type.
+    `kv_quant`: granularity of a quantised cache's scales: per-token (int8 only), per-channel or per-tensor; None is
+        per-token for int8 (per-channel where the target has no other), per-channel for int4 and fp8.
+    `kv_scales`: a file of `calibrate` with static scales; None computes those needed from a bundled text.
     """
 
     fuse: bool = True
@@ -26,3 +31,6 @@ class ConvertOptions:
     target: Literal["cpu", "ort-cuda", "ascend"] = "cpu"
     max_positions: int | None = None
     block_size: int = 16
+    kv_dtype: str | None = None
+    kv_quant: str | None = None
+    kv_scales: Path | None = None

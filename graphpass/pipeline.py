@@ -12,13 +12,15 @@ from pagegraft.custom_ops import manifest as names
 
 from .bisect import first_difference
 from .errors import NotConvertible, VerificationError
+from .kv_cache import KvRequest, change_caches, kept_graph, kv_bytes_per_token, measure_caches, read_request
 from .normalise import Source, find_model, load, normalise
 from .options import ConvertOptions
 from .output import MODEL_FILE, check_output, data_file_facts, new_folder, write_model
 from .packed import PackedModel, SourceModel
 from .passes import Analysis, analyse, rewrite
 from .report import Refusal, Report, describe
-from .verify import Verification, compare, make_schedule
+from .texts import bundled_text
+from .verify import Verification, accuracy_key, compare, make_schedule
 
 __all__ = ["convert", "inspect", "verify"]
 
@@ -58,10 +60,10 @@ def convert(
 ) -> Report:
     """Converts the model at `source` (a folder or an .onnx file) into the new folder `out`.
 
-    Raises SourceError, OutputError, NotConvertible or VerificationError; nothing is written then.
+    Raises SourceError, OutputError, KvCacheError, NotConvertible or VerificationError; nothing is written then.
     """
     options = options or ConvertOptions()
-    found, out = find_model(Path(source)), Path(out)
+    found, out, request = find_model(Path(source)), Path(out), read_request(options)
     check_output(out, found)
     progress(f"reading {found.file.name}")
     model = load(found)
@@ -80,9 +82,14 @@ def convert(
         if options.verify:
             result = _verify(found, folder, manifest, analysis, options, progress)
             verification = {"verified": True, **result.to_dict()}
+        if request is not None:
+            manifest, verification["kv_cache"] = _change_caches(
+                found, folder, manifest, request, analysis, options, progress
+            )
         replace(manifest, verification=verification).save(folder)
     return replace(
         report,
+        kv_bytes_per_token=kv_bytes_per_token(manifest),
         nodes_after=model.graph.num_nodes(),
         inputs_after=tuple(v.name or "" for v in model.graph.inputs),
         verification=verification,
@@ -138,6 +145,27 @@ def _manifest(
     )
 
 
+def _change_caches(
+    source: Source,
+    folder: Path,
+    manifest: names.Manifest,
+    request: KvRequest,
+    analysis: Analysis,
+    options: ConvertOptions,
+    progress: Progress,
+) -> tuple[names.Manifest, dict[str, Any]]:
+    """Changes the caches' type, verifies the result against the source, and measures it on the bundled text."""
+    facts: dict[str, Any] = {"dtype": request.form.dtype, "quant": request.form.quant}
+    with kept_graph(folder, manifest) as before:
+        changed = change_caches(folder, manifest, request, progress=progress)
+        if options.verify:
+            facts["verification"] = _verify(source, folder, changed, analysis, options, progress).to_dict()
+            text = bundled_text("evaluation", folder, manifest.vocab_size)
+            after = folder / MODEL_FILE
+            facts["accuracy"] = measure_caches((before, manifest), (after, changed), text, progress=progress).to_dict()
+    return changed, facts
+
+
 def verify(source: Path | str, folder: Path | str, options: ConvertOptions | None = None) -> Verification:
     """Compares an already converted model with its source again.
 
@@ -168,7 +196,7 @@ def _verify(
     packed = PackedModel(folder / MODEL_FILE, manifest, num_blocks=4 + 3 * longest, block_size=4)
     oracle = source_model(source, analysis)
     schedule = make_schedule(manifest.vocab_size, longest)
-    result = compare(oracle, packed, schedule, dtype=analysis.accuracy, progress=progress)
+    result = compare(oracle, packed, schedule, dtype=accuracy_key(analysis.accuracy, manifest), progress=progress)
     if not result.passed:
         where = first_difference(
             _analysed(source, options), folder, manifest, schedule.sequences[0], tolerance=10 * result.tolerance

@@ -12,17 +12,29 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from pagegraft.custom_ops import manifest as names
 
 from .evaluate import Array
 from .packed import PackedModel, SourceModel
 
-__all__ = ["CONTEXT_FRACTION", "TOLERANCES", "Schedule", "Verification", "compare", "make_schedule"]
+__all__ = ["CONTEXT_FRACTION", "TOLERANCES", "Schedule", "Verification", "accuracy_key", "compare", "make_schedule"]
 
+#: The same two limits for caches that store less than the model computes. The one that tells is the second, of the
+#: typical difference: it shows that the caches of a layer are wrong, not what a cache type costs (that is measured on a
+#: text). Single tokens may differ widely, because a router of experts that is nearly undecided chooses otherwise.
+CACHE_FRACTIONS = {
+    "float16 cache": 0.01,
+    "bfloat16 cache": 0.03,
+    "int8 cache": 0.15,
+    "float8e4m3fn cache": 0.25,
+    "int4 cache": 0.5,
+}
+CACHE_TOLERANCES = dict.fromkeys(CACHE_FRACTIONS, 10.0)
 #: Largest difference of logits, as a fraction of their standard deviation, by compute type. "int8 products" are
 #: those that round their activations: a difference in the last bit of one may flip a whole quantisation step.
-TOLERANCES = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1, "int8 products": 5e-2}
+TOLERANCES = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1, "int8 products": 5e-2, **CACHE_TOLERANCES}
 #: Largest difference of logits, as a fraction of the effect that removing the context has.
-CONTEXT_FRACTION = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.2, "int8 products": 0.01}
+CONTEXT_FRACTION = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.2, "int8 products": 0.01, **CACHE_FRACTIONS}
 #: A difference is allowed up to this multiple of what the source differs from itself on prefixes of the same tokens.
 NOISE_FACTOR = 2.0
 
@@ -65,6 +77,12 @@ class Verification:
             f"their deviation (limit {self.tolerance:.0e}{noise}) and {self.context_fraction:.2%} of the context's "
             f"effect (limit {self.context_limit:.0%})"
         )
+
+
+def accuracy_key(compute: str, manifest: names.Manifest) -> str:
+    """The key of tolerances for a model: of its compute type (a key itself) or of its caches, whichever is looser."""
+    caches = {f"{layer.key_dtype} cache" for layer in manifest.layers if layer.key_dtype != manifest.compute_dtype}
+    return max([compute, *sorted(caches & CACHE_FRACTIONS.keys())], key=CONTEXT_FRACTION.__getitem__)
 
 
 def make_schedule(vocab: int, longest: int, *, seed: int = 0, budget: int = 24) -> Schedule:

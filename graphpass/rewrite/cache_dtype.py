@@ -17,9 +17,9 @@ import onnx_ir as ir
 from pagegraft.custom_ops import manifest as names
 from pagegraft.custom_ops import spec
 
+from ..cache_storage import storage_type
 from ..errors import KvCacheError
 from ..evaluate import Array
-from ..cache_storage import storage_type
 from .builder import Builder
 
 __all__ = ["KV_DTYPES", "CacheFormat", "LayerScales", "check_scales", "set_cache_format"]
@@ -111,7 +111,7 @@ def set_cache_format(
             _add_static_scales(builder, node, layer_of[node], scales[layer_of[node]])
         elif form.quant == "PER_TOKEN" and owner is None:
             _add_token_scales(model.graph, node, manifest.layers[layer_of[node]], layer_of[node])
-        elif form.quant == "PER_TOKEN":
+        elif form.quant == "PER_TOKEN" and owner is not None:
             _share_token_scales(node, owner)
     if any(node.domain == spec.PAGEGRAFT_DOMAIN for node in model.graph):
         model.opset_imports.setdefault(spec.PAGEGRAFT_DOMAIN, 1)
