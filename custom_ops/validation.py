@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -50,7 +51,12 @@ class Geometry:
 
 def element_type(array: Array) -> str:
     """ONNX name of an array's element type: float16, bfloat16, float8e4m3fn, int32, ..."""
-    return str(array.dtype.name).replace("float8_", "float8")
+    return _type_name(array.dtype)
+
+
+@cache
+def _type_name(dtype: np.dtype[Any]) -> str:
+    return str(dtype.name).replace("float8_", "float8")
 
 
 def visible_range(past: int, new: int, attributes: AttentionAttributes) -> tuple[int, int]:

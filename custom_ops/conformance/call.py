@@ -175,7 +175,7 @@ class _Builder:
             table[:, :common] = table[0, :common]
         if s.table == "repeated":
             for row, past in enumerate(s.past):
-                table[row, : past // s.block_size] = table[row, 0]
+                table[row, : past // s.block_size] = table[row, :1]
         for row, logical in s.unmapped:
             table[row, logical] = -1
         return np.where(table >= 0, table + s.id_offset, table), used + 3 + s.id_offset

@@ -17,10 +17,11 @@ from .backends import Capabilities
 from .call import Call
 from .node_model import ONNX_TYPES, domain_of, node_model, output_names
 
-__all__ = ["CpuBackend"]
+__all__ = ["IN_PLACE", "CpuBackend", "ort_value"]
 
 _KEPT_SESSIONS = 256
-_IN_PLACE = {
+#: The input whose memory each cache output is.
+IN_PLACE = {
     "key_cache_out": "key_cache",
     "value_cache_out": "value_cache",
     "k_scale_out": "k_scale",
@@ -54,13 +55,14 @@ class CpuBackend:
     def run(self, feeds: dict[str, Array], attributes: dict[str, Any]) -> Mapping[str, Array]:
         """Runs one call; the caches in `feeds` are updated in place. Raises ContractError when onnxruntime refuses."""
         call = Call(feeds, attributes)
-        session = self._session(call)
+        session = self.session(call)
         try:
             return _run(session, call)
         except Exception as error:  # onnxruntime raises its own untyped exceptions here
             raise ContractError(str(error)) from None
 
-    def _session(self, call: Call) -> onnxruntime.InferenceSession:
+    def session(self, call: Call) -> onnxruntime.InferenceSession:
+        """The session for a call's attributes, inputs and element types. Raises ContractError when it is refused."""
         domain = self._domain or _domain_or_ours(call)
         signature = tuple((name, element_type(a), a.ndim) for name, a in sorted(call.feeds.items()))
         key = (domain, signature, repr(sorted(call.attributes.items())))
@@ -86,14 +88,14 @@ def _domain_or_ours(call: Call) -> str:
 
 def _run(session: onnxruntime.InferenceSession, call: Call) -> dict[str, Array]:
     binding = session.io_binding()
-    values = {name: _ort_value(array) for name, array in call.feeds.items()}
+    values = {name: ort_value(array) for name, array in call.feeds.items()}
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
     outputs: dict[str, Array] = {}
     for name in filter(None, output_names(call)):
-        if name in _IN_PLACE:
-            outputs[name] = call.feeds[_IN_PLACE[name]]
-            binding.bind_ortvalue_output(name, values[_IN_PLACE[name]])
+        if name in IN_PLACE:
+            outputs[name] = call.feeds[IN_PLACE[name]]
+            binding.bind_ortvalue_output(name, values[IN_PLACE[name]])
     width = _output_width(call)
     if width is None:
         binding.bind_output("output", "cpu")
@@ -101,7 +103,7 @@ def _run(session: onnxruntime.InferenceSession, call: Call) -> dict[str, Array]:
         # All bits set is NaN in every float type: rows that the kernel leaves out do not pass for zeros.
         outputs["output"] = np.empty((call.feeds["query"].shape[0], width), call.feeds["query"].dtype)
         outputs["output"].view(np.uint8)[...] = 0xFF
-        values["output"] = _ort_value(outputs["output"])
+        values["output"] = ort_value(outputs["output"])
         binding.bind_ortvalue_output("output", values["output"])
     session.run_with_iobinding(binding)
     return outputs
@@ -115,7 +117,7 @@ def _output_width(call: Call) -> int | None:
     return g.query_heads * g.value_head_size
 
 
-def _ort_value(array: Array) -> onnxruntime.OrtValue:
+def ort_value(array: Array) -> onnxruntime.OrtValue:
     """An OrtValue that shares the array's memory (the array must be contiguous)."""
     kind = element_type(array)
     if kind in ("bfloat16", "float8e4m3fn"):
