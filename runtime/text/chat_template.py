@@ -26,6 +26,8 @@ __all__ = ["ChatTemplate"]
 
 Message = Mapping[str, Any]
 
+_END_OF_FINAL = "\ue000end of the final message\ue000"  # private-use characters: no text has them by chance
+
 
 class ChatTemplate:
     """A compiled chat template.
@@ -54,20 +56,40 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """The prompt for a conversation. Encode it without special tokens: the template writes them itself.
 
-        messages: each with "role" and "content", and whatever else the template knows ("tool_calls", ...).
+        messages: each with "role" and "content", and whatever else the template knows ("tool_calls", ...). Arguments
+            of tool calls may be JSON text, as in OpenAI's API; templates get them as objects.
         tools: JSON schemas of functions, as in OpenAI's API.
         add_generation_prompt: end with the opening of the assistant's turn.
+        continue_final_message: end within the last message instead, so that the model goes on with it.
         variables: further switches of the template (e.g. `enable_thinking=False`).
 
         Raises ChatTemplateError when the template refuses the conversation or fails on it.
         """
         _check(messages)
-        given = {"messages": messages, "tools": tools, "documents": documents, **variables}
-        context = {**self._variables, "add_generation_prompt": add_generation_prompt, **_plain(given)}
+        turns = [_with_argument_objects(_plain(message)) for message in messages]
+        given = _plain({"tools": tools, "documents": documents, **variables})
+        context = {**self._variables, "add_generation_prompt": add_generation_prompt, **given, "messages": turns}
+        if not continue_final_message:
+            return self._render(context)
+        content = turns[-1].get("content")
+        if not isinstance(content, str) or not content:
+            raise ChatTemplateError("continue_final_message needs a last message with text; give it some content")
+        turns[-1]["content"] = content.rstrip() + _END_OF_FINAL
+        text = self._render({**context, "add_generation_prompt": False})
+        if _END_OF_FINAL not in text:
+            raise ChatTemplateError(
+                "the model's chat template changes or leaves out the last message, so it cannot be continued; "
+                "leave continue_final_message out"
+            )
+        # Templates trim messages as they see fit, so the trailing space is the caller's to decide.
+        return text[: text.rindex(_END_OF_FINAL)] + content[len(content.rstrip()) :]
+
+    def _render(self, context: dict[str, Any]) -> str:
         try:
             return self._template.render(context)
         except ChatTemplateError:
@@ -114,6 +136,20 @@ def _plain(value: Any) -> Any:
         f"messages, tools and template variables must be JSON values, and {value!r:.60} is a {type(value).__name__}; "
         "convert it first"
     )
+
+
+def _with_argument_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of its tool calls as objects where they are JSON text of one."""
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            try:
+                arguments = json.loads(function["arguments"])
+            except ValueError:
+                continue
+            if isinstance(arguments, dict):
+                function["arguments"] = arguments
+    return message
 
 
 @lru_cache(maxsize=1)

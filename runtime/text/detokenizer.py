@@ -16,7 +16,7 @@ from .pieces import ByteLevelDecoder, PieceDecoder, byte_level_bytes, read_decod
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
-__all__ = ["MAX_HELD_BYTES", "IncrementalDetokenizer", "detokenizer_factory"]
+__all__ = ["MAX_HELD_BYTES", "Detokenization", "IncrementalDetokenizer"]
 
 #: Byte tokens of a byte-fallback tokenizer that are held at most. The library decodes a run of them as a whole (all
 #: U+FFFD if any part is not UTF-8), so a run within this length comes out exactly as there; of a longer one, which
@@ -35,6 +35,31 @@ class IncrementalDetokenizer(Protocol):
 
     def finish(self) -> str:
         """Returns what was held back; an incomplete character becomes U+FFFD. Nothing may be pushed afterwards."""
+
+
+class Detokenization:
+    """How one tokenizer's tokens become text; makes the detokenizers of its sequences, which share its table."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        decoder = read_decoder(tokenizer.decoder_description)
+        vocabulary = _Vocabulary(tokenizer, skip_special_tokens=skip_special_tokens)
+        #: Makes a detokenizer for one sequence.
+        self.start: Callable[[], IncrementalDetokenizer]
+        #: The bytes that a token adds to a text where it is not the first.
+        self.token_bytes: Callable[[int], bytes]
+        if isinstance(decoder, ByteLevelDecoder):
+            bytes_table = _ByteTable(vocabulary)
+            self.start = partial(_ByteLevelDetokenizer, bytes_table)
+            self.token_bytes = bytes_table.__getitem__
+        elif isinstance(decoder, PieceDecoder):
+            piece_table = _PieceTable(vocabulary, decoder)
+            self.start = partial(_PieceDetokenizer, piece_table)
+            self.token_bytes = piece_table.token_bytes
+        else:
+            self.start = partial(_WindowDetokenizer, tokenizer, skip_special_tokens=skip_special_tokens)
+            self.token_bytes = lambda token_id: tokenizer.decode(
+                [token_id], skip_special_tokens=skip_special_tokens
+            ).encode()
 
 
 class _Vocabulary:
@@ -76,6 +101,11 @@ class _PieceTable(dict[int, "str | int | None"]):
             byte = _byte_value(token) if self.decoder.byte_fallback else None
             value = self.decoder.text(token, first=False) if byte is None else byte
         return self.setdefault(token_id, value)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text where it is not the first."""
+        piece = self[token_id]
+        return bytes([piece]) if isinstance(piece, int) else (piece or "").encode()
 
 
 class _ByteLevelDetokenizer:
@@ -177,19 +207,6 @@ class _WindowDetokenizer:
             return ""
         self._start, self._read = self._read, len(self._ids)
         return text[len(known) :]
-
-
-def detokenizer_factory(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Callable[[], IncrementalDetokenizer]:
-    """Makes detokenizers that share one table of the tokenizer's tokens, in the form that suits its decoder."""
-    decoder = read_decoder(tokenizer.decoder_description)
-    vocabulary = _Vocabulary(tokenizer, skip_special_tokens=skip_special_tokens)
-    if isinstance(decoder, ByteLevelDecoder):
-        bytes_table = _ByteTable(vocabulary)
-        return partial(_ByteLevelDetokenizer, bytes_table)
-    if isinstance(decoder, PieceDecoder):
-        piece_table = _PieceTable(vocabulary, decoder)
-        return partial(_PieceDetokenizer, piece_table)
-    return partial(_WindowDetokenizer, tokenizer, skip_special_tokens=skip_special_tokens)
 
 
 def _byte_value(token: str) -> int | None:

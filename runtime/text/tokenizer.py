@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from .detokenizer import IncrementalDetokenizer, detokenizer_factory
+from .detokenizer import Detokenization, IncrementalDetokenizer
 from .errors import TokenizerError
 
 __all__ = ["Tokenizer"]
@@ -29,7 +29,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._factories: dict[bool, Callable[[], IncrementalDetokenizer]] = {}
+        self._detokenizations: dict[bool, Detokenization] = {}
         added = backend.get_added_tokens_decoder()
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), 1 + max(added, default=-1))
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -80,12 +80,22 @@ class Tokenizer:
         The prompt decides what the output's first token looks like: with it, a continuation keeps its leading space;
         without it, the output is decoded as a text of its own.
         """
-        if skip_special_tokens not in self._factories:
-            self._factories[skip_special_tokens] = detokenizer_factory(self, skip_special_tokens=skip_special_tokens)
-        detokenizer = self._factories[skip_special_tokens]()
+        detokenizer = self._detokenization(skip_special_tokens=skip_special_tokens).start()
         for token_id in prompt_token_ids:
             detokenizer.push(token_id)
         return detokenizer
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for within a text, special tokens included.
+
+        Where a token holds part of a character only its bytes are exact; decoding it alone would give U+FFFD.
+        """
+        return self._detokenization(skip_special_tokens=False).token_bytes(token_id)
+
+    def _detokenization(self, *, skip_special_tokens: bool) -> Detokenization:
+        if skip_special_tokens not in self._detokenizations:
+            self._detokenizations[skip_special_tokens] = Detokenization(self, skip_special_tokens=skip_special_tokens)
+        return self._detokenizations[skip_special_tokens]
 
 
 def _missing(path: Path) -> str:
@@ -94,5 +104,5 @@ def _missing(path: Path) -> str:
         return f"{path.parent} has no tokenizer.json but {reason}; or pass token ids instead of text"
     return (
         f"{path.parent} has no tokenizer.json, so text can be neither read nor written; "
-        "copy it from the source model, or pass token ids and set detokenize=False"
+        "copy it from the source model, or pass token ids instead of text"
     )

@@ -64,6 +64,30 @@ def test_tool_calls_and_documents() -> None:
     )
 
 
+def test_arguments_of_tool_calls_reach_the_template_as_objects() -> None:
+    source = "{% for c in messages[1].tool_calls %}{{ c.function.arguments | tojson }};{% endfor %}"
+    calls = [{"function": {"name": "f", "arguments": text}} for text in ('{"a": [1, "é"]}', "no json", "[1]", {"b": 2})]
+    messages = [USER, {"role": "assistant", "tool_calls": calls}]
+    assert render(source, messages) == '{"a": [1, "é"]};"no json";"[1]";{"b": 2};'
+    assert calls[0]["function"]["arguments"] == '{"a": [1, "é"]}', "the caller's messages stay as they are"
+
+
+@pytest.mark.parametrize("ending", ["", " ", "\n"])
+def test_the_final_message_may_be_continued(ending: str) -> None:
+    messages = [USER, {"role": "assistant", "content": "Hello, I" + ending}]
+    begun = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello, I" + ending
+    assert render(CHATML, messages, continue_final_message=True) == begun
+    trimmed = CHATML.replace("message['content']", "message['content'] | trim")
+    assert render(trimmed, messages, continue_final_message=True) == begun
+
+
+def test_a_final_message_that_cannot_be_continued() -> None:
+    with pytest.raises(ChatTemplateError, match="leaves out the last message"):
+        render("{{ messages[0].content }}", [USER, USER | {"content": "x"}], continue_final_message=True)
+    with pytest.raises(ChatTemplateError, match="needs a last message with text"):
+        render(CHATML, [{"role": "assistant", "content": None}], continue_final_message=True)
+
+
 def test_loop_controls_namespace_and_generation_block() -> None:
     source = (
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}"

@@ -124,3 +124,22 @@ def test_other_decoders_go_by_a_window(tokenizers_by_kind: dict[str, Tokenizer],
     for _ in range(200):
         ids = [rng.randrange(3, tokenizer.vocab_size) for _ in range(rng.randrange(12))]
         assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids), ids
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "gemma", "unigram_bytes", "word_piece", "bpe_suffix"])
+def test_bytes_of_tokens_add_up_to_the_text(tokenizers_by_kind: dict[str, Tokenizer], kind: str) -> None:
+    tokenizer = tokenizers_by_kind[kind]
+    for text in ["the dog", *CORPUS[:6]] if kind != "bpe_suffix" else ["a", "b"]:
+        ids = tokenizer.encode("a " + text, add_special_tokens=False)
+        first = tokenizer.decode(ids[:1]).encode()
+        rest = b"".join(map(tokenizer.token_bytes, ids[1:]))
+        assert first + rest == tokenizer.decode(ids, skip_special_tokens=False).encode()
+
+
+def test_bytes_of_a_part_of_a_character(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+    for kind, token in (("byte_level", "ð"), ("llama", "<0xF0>")):
+        tokenizer = tokenizers_by_kind[kind]
+        token_id = tokenizer.token_to_id(token)
+        assert token_id is not None
+        assert tokenizer.token_bytes(token_id) == b"\xf0"
+        assert tokenizer.token_bytes(tokenizer.vocab_size + 1) == b""
