@@ -20,6 +20,8 @@ Array = np.ndarray[Any, Any]
 
 #: Weights with more elements than this are not read when only shapes are wanted.
 HEAVY_ELEMENTS = 1 << 16
+#: Sessions kept for reuse; the oldest goes first.
+_KEPT_SESSIONS = 48
 
 
 class Unevaluable(NotConvertible):
@@ -95,6 +97,8 @@ class Evaluator:
             tuple(sorted((v.name or "", a.ndim, str(a.dtype)) for v, a in feeds.items())),
         )
         if key not in self._sessions:
+            while len(self._sessions) >= _KEPT_SESSIONS:
+                self._sessions.pop(next(iter(self._sessions)))
             self._sessions[key] = self._build(wanted, feeds, light=light)
         return self._sessions[key]
 

@@ -30,6 +30,8 @@ def is_constant(value: ir.Value | None) -> bool:
 def implicit_inputs(node: ir.Node) -> list[ir.Value]:
     """Outer values that the node's subgraphs (of If, Loop, Scan) use."""
     found: list[ir.Value] = []
+    if node.op_type not in ("If", "Loop", "Scan"):
+        return found
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             found.extend(_free_values(attribute.as_graph()))
@@ -143,7 +145,7 @@ class GraphView:
                 found.append(next(iter(pending)))
             latest = max(pending, key=self._position)
             producer = latest.producer()
-            if producer is None or self._ends_walk(producer):
+            if producer is None or self.ends_walk(producer):
                 break
             pending.discard(latest)
             pending.update(self.data_inputs(producer))
@@ -153,7 +155,8 @@ class GraphView:
         producer = value.producer()
         return -1 if producer is None else self.order[producer]
 
-    def _ends_walk(self, node: ir.Node) -> bool:
+    def ends_walk(self, node: ir.Node) -> bool:
+        """True for products with constant weights and lookups by tokens: no layout is followed through them."""
         if node.op_type == "Gather":
             return not self.taint(node.inputs[0])  # a lookup by tokens
         if node.op_type in ("MatMul", "Gemm", "MatMulNBits", "MatMulInteger"):

@@ -56,7 +56,10 @@ def load(source: Source) -> ir.Model:
     try:
         model = ir.load(source.file)
     except Exception as error:  # protobuf and onnx_ir raise their own exceptions for damaged files
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
         raise SourceError(f"{source.file} is not a readable ONNX model ({reason}); export the model again") from None
     if model.graph.num_nodes() == 0:
         raise SourceError(f"{source.file} is not an ONNX model or has no nodes; export the model again")

@@ -150,7 +150,7 @@ def _forward_chain(probe: Probe, start: ir.Value, limit: int = 10) -> list[ir.Va
         if len(users) != 1:
             break
         user = users.pop()
-        if len(probe.view.tainted_inputs(user)) != 1 or len(user.outputs) != 1:
+        if len(probe.view.tainted_inputs(user)) != 1 or len(user.outputs) != 1 or probe.view.ends_walk(user):
             break
         value = user.outputs[0]
         chain.append(value)
