@@ -11,6 +11,8 @@ from pagegraft.custom_ops.errors import PagegraftError
 from rich.console import Console
 from rich.table import Table
 
+from . import kv_cli
+
 __all__ = ["register"]
 
 
@@ -18,6 +20,7 @@ def register(app: typer.Typer) -> None:
     """Adds this package's subcommands to the command line."""
     app.command("convert")(_convert)
     app.command("inspect")(_inspect)
+    kv_cli.register(app)
 
 
 def _convert(
@@ -30,13 +33,32 @@ def _convert(
     link: Annotated[bool, typer.Option(help="Hard-link the source's data files instead of copying them.")] = False,
     max_positions: Annotated[int | None, typer.Option(help="Longest context in tokens.")] = None,
     block_size: Annotated[int, typer.Option(help="Default block size for the runtime.")] = 16,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="What the caches store: float32, float16, bfloat16, int8, int4 or fp8.")
+    ] = None,
+    kv_quant: Annotated[
+        str | None,
+        typer.Option(help="Scales per-token (int8, its default), per-channel (default of int4 and fp8) or per-tensor."),
+    ] = None,
+    kv_scales: Annotated[
+        Path | None, typer.Option(help="Static scales, a file of pagegraft calibrate. Default: from a bundled text.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Also write the report as JSON to this file.")] = None,
 ) -> None:
     """Convert an exported ONNX decoder into a paged one."""
     from .options import ConvertOptions
     from .pipeline import convert
 
-    options = ConvertOptions(fuse=fuse, verify=verify, link=link, max_positions=max_positions, block_size=block_size)
+    options = ConvertOptions(
+        fuse=fuse,
+        verify=verify,
+        link=link,
+        max_positions=max_positions,
+        block_size=block_size,
+        kv_dtype=kv_dtype,
+        kv_quant=kv_quant,
+        kv_scales=kv_scales,
+    )
     console = Console(stderr=True)
     with console.status("starting") as status:
         result = convert(source, out, options, progress=lambda text: status.update(text))
@@ -60,6 +82,8 @@ def _print_summary(result: Any, out: Path) -> None:
         )
     else:
         console.print("not verified (--no-verify)")
+    if "kv_cache" in checked:
+        kv_cli.print_caches(checked["kv_cache"], console)
     console.print(f"wrote {out}")
 
 

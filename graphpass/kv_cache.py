@@ -28,6 +28,7 @@ __all__ = [
     "KvRequest",
     "change_caches",
     "compare_caches",
+    "form_of",
     "kept_graph",
     "kv_bytes_per_token",
     "measure_caches",
@@ -61,19 +62,11 @@ def read_request(options: ConvertOptions) -> KvRequest | None:
         if options.kv_quant is not None or options.kv_scales is not None:
             raise KvCacheError("scales need a quantised cache; add --kv-dtype int8, int4 or fp8")
         return None
-    if options.kv_dtype not in KV_DTYPES:
-        raise KvCacheError(f"there is no cache type '{options.kv_dtype}'; name one of {', '.join(KV_DTYPES)}")
-    if options.kv_quant is not None and options.kv_quant not in KV_QUANTS:
-        raise KvCacheError(f"there are no scales '{options.kv_quant}'; name one of {', '.join(KV_QUANTS)}")
-    dtype = KV_DTYPES[options.kv_dtype]
     scales = None if options.kv_scales is None else KvScales.load(Path(options.kv_scales))
-    if options.kv_quant is not None:
-        quant = KV_QUANTS[options.kv_quant]
-    elif scales is not None:
-        quant = scales.form.quant
+    if scales is not None and options.kv_quant is None:
+        form = CacheFormat(dtype=_dtype(options.kv_dtype), quant=scales.form.quant)
     else:
-        quant = _default_quant(dtype, options.target)
-    form = CacheFormat(dtype=dtype, quant=quant)
+        form = form_of(options.kv_dtype, options.kv_quant, target=options.target)
     if form.quant == "PER_TOKEN" and options.target != "cpu":
         raise KvCacheError(f"scales per token run on target cpu only, not on {options.target}; use per-channel")
     if scales is not None and scales.form != form:
@@ -84,10 +77,22 @@ def read_request(options: ConvertOptions) -> KvRequest | None:
     return KvRequest(form, scales)
 
 
-def _default_quant(dtype: str, target: str) -> str:
+def form_of(kv_dtype: str, kv_quant: str | None, *, target: str = "cpu") -> CacheFormat:
+    """The format of a user's words; `kv_quant` None is the default for the type and target. Raises KvCacheError."""
+    dtype = _dtype(kv_dtype)
+    if kv_quant is not None and kv_quant not in KV_QUANTS:
+        raise KvCacheError(f"there are no scales '{kv_quant}'; name one of {', '.join(KV_QUANTS)}")
+    if kv_quant is not None:
+        return CacheFormat(dtype=dtype, quant=KV_QUANTS[kv_quant])
     if dtype not in spec.QUANTISED_CACHE_DTYPES:
-        return "NONE"
-    return "PER_TOKEN" if dtype == "int8" and target == "cpu" else "PER_CHANNEL"
+        return CacheFormat(dtype=dtype)
+    return CacheFormat(dtype=dtype, quant="PER_TOKEN" if dtype == "int8" and target == "cpu" else "PER_CHANNEL")
+
+
+def _dtype(kv_dtype: str) -> str:
+    if kv_dtype not in KV_DTYPES:
+        raise KvCacheError(f"there is no cache type '{kv_dtype}'; name one of {', '.join(KV_DTYPES)}")
+    return KV_DTYPES[kv_dtype]
 
 
 def change_caches(
