@@ -231,6 +231,8 @@ def _guarded(array: Array) -> tuple[Array, Array]:
 def _outcome(target: _Target, call: Call) -> str:
     """Runs one call. Raises MismatchError for a finding."""
     width, expected_error = _verdict(call)
+    if any(call.feeds[name].dtype != array.dtype for name, array in target.call.feeds.items()):
+        expected_error = expected_error or ContractError("the session was made for other element types")
     written = [name for name in IN_PLACE.values() if name in call.feeds]
     guarded = {name: _guarded(call.feeds[name]) for name in written}
     feeds = {n: guarded[n][0] if n in guarded else np.ascontiguousarray(a) for n, a in call.feeds.items()}

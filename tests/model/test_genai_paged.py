@@ -1,7 +1,7 @@
 """A model that another project built around com.microsoft::PagedAttention (float16) runs on our CPU kernel.
 
-`llama_gqa__genaipaged` and `llama_gqa__genai` are one tiny model built twice by onnxruntime-genai: with the paged op and
-with GroupQueryAttention in float32. Every node of the paged model but the attention is a CPU kernel of onnxruntime.
+`llama_gqa__genaipaged` and `llama_gqa__genai` is one tiny model, built twice by onnxruntime-genai: with the paged op
+and with GroupQueryAttention in float32. Every node of the paged model but the attention is a CPU kernel of onnxruntime.
 """
 
 from __future__ import annotations
