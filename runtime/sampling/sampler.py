@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from .truncation import distribution, draw, draw_from, survivors
 
 __all__ = ["SampledTokens", "Sampler"]
 
+_FLOAT32 = np.dtype(np.float32)
 _NOTHING_LEFT = "allowed_token_ids, bad words, min_tokens and logit_bias together leave no token to choose"
 
 
@@ -65,18 +67,17 @@ class Sampler:
         """
         if logits_RV.ndim != 2 or logits_RV.shape[0] != len(states):
             raise SamplingError(f"logits have shape {logits_RV.shape}, but the step has {len(states)} rows to sample")
-        if logits_RV.dtype != np.float32:
+        if logits_RV.dtype != _FLOAT32:
             logits_RV = logits_RV.astype(np.float32)
         best_R = logits_RV.argmax(axis=1)
         # argmax stops at a NaN, so one look at the winner covers the row.
         peaks_R = logits_RV[np.arange(len(states)), best_R]
         result = SampledTokens(best_R, {}, {})
-        finite = np.isfinite(peaks_R)
-        if not finite.all():
-            for row in np.flatnonzero(~finite).tolist():
+        if not math.isfinite(np.add.reduce(peaks_R)):
+            for row in np.flatnonzero(~np.isfinite(peaks_R)).tolist():
                 _fail(result, row, f"its largest logit is {peaks_R[row]}: the model computed no distribution")
+        todo = [row for row, state in enumerate(states) if not state.takes_argmax and row not in result.errors]
         narrow: dict[int, Candidates] = {}
-        todo = [row for row, state in enumerate(states) if not state.takes_argmax and finite[row]]
         for row in todo:
             _choose(result, narrow, row, logits_RV[row], states[row])
         if narrow:
