@@ -55,12 +55,13 @@ def cache_tensors(manifest: Manifest, block_size: int) -> list[CacheTensor]:
     """Every cache tensor of a model, in the order of its layers."""
     out = []
     for index, layer in enumerate(manifest.layers):
-        out.append(_tensor(index, layer, "key", layer.key_head_size, layer.key_dtype, block_size))
+        parts = [_tensor(index, layer, "key", layer.key_head_size, layer.key_dtype, block_size)]
         if layer.value_head_size is not None and layer.value_dtype is not None:
-            out.append(_tensor(index, layer, "value", layer.value_head_size, layer.value_dtype, block_size))
+            parts.append(_tensor(index, layer, "value", layer.value_head_size, layer.value_dtype, block_size))
+        out += parts
         if layer.quant == "PER_TOKEN":
             shape = (layer.kv_heads, block_size)
-            out += [CacheTensor(index, part, layer.group, shape, "float32") for part in ("key_scale", "value_scale")]
+            out += [CacheTensor(index, f"{t.part}_scale", layer.group, shape, "float32") for t in parts]
     return out
 
 
