@@ -25,18 +25,19 @@ ROOT: Final = Path(__file__).resolve().parent
 STRICT_FLAGS: Final = ("-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wdouble-promotion")
 
 
-def kernel_variants() -> dict[str, tuple[str, ...]]:
-    """Name of each compiled variant of the kernel and the macros that the operator project would define for it."""
+def kernel_variants() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Each compiled variant of the kernels: its source file and the macros that the operator project would define."""
     types = {"half": "half", "bf16": "bfloat16_t", "float": "float", "int8": "int8_t"}
-    pairs = [(query, cache) for query in ("half", "bf16", "float") for cache in (query, "int8")]
-    return {
-        f"{query}_{cache}": (
-            f"-DDTYPE_QUERY={types[query]}",
-            f"-DDTYPE_KEY_CACHE={types[cache]}",
-            f"-Dpaged_attention=paged_attention_{query}_{cache}",
-        )
-        for query, cache in pairs
-    }
+    variants: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for query in ("half", "bf16", "float"):
+        for cache in (query, "int8"):
+            name = f"{query}_{cache}"
+            macros = (f"-DDTYPE_QUERY={types[query]}", f"-DDTYPE_KEY_CACHE={types[cache]}")
+            variants[name] = ("paged_attention.cpp", (*macros, f"-Dpaged_attention=paged_attention_{name}"))
+    for query in ("half", "bf16"):
+        macros = (f"-DDTYPE_QUERY={types[query]}", f"-Dpaged_attention_cube=paged_attention_cube_{query}")
+        variants[f"cube_{query}"] = ("paged_attention_cube.cpp", macros)
+    return variants
 
 
 def run_compiler(command: Sequence[str]) -> None:
@@ -52,8 +53,8 @@ def compile_sources(sources: Path, out: Path, compiler: str, flags: Sequence[str
     """Builds `out`/libpagegraft_ascend.so from a folder laid out as this one (op_kernel, op_host, emulator)."""
     base = [compiler, *flags, f"-I{sources / 'emulator' / 'include'}", "-c"]
     jobs = [(out / "driver.o", [str(sources / "emulator" / "driver.cpp")])]
-    for name, macros in kernel_variants().items():
-        jobs.append((out / f"{name}.o", [*macros, str(sources / "op_kernel" / "paged_attention.cpp")]))
+    for name, (source, macros) in kernel_variants().items():
+        jobs.append((out / f"{name}.o", [*macros, str(sources / "op_kernel" / source)]))
     with ThreadPoolExecutor(max_workers=2) as pool:
         list(pool.map(lambda job: run_compiler([*base, *job[1], "-o", str(job[0])]), jobs))
     library = out / "libpagegraft_ascend.so"

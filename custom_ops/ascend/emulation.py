@@ -50,11 +50,13 @@ class DeviceRuleError(PagegraftError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """The emulated device. `min_split_tokens`: KV positions below which a context is not cut further."""
+    """The emulated device. `min_split_tokens`: KV positions below which a context is not cut further. `cube`: run the
+    mixed kernel, on one cube core for every two vector cores, instead of the vector kernel."""
 
     vector_cores: int = 4
     ub_bytes: int = 192 * 1024
     min_split_tokens: int = 256
+    cube: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,7 @@ class Counters:
     ub_used_bytes: int
     busiest_core_repeats: int
     ub_peak_bytes: int
+    cube_products: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +120,7 @@ class _Call(ctypes.Structure):
         ("device", _Device),
         ("tensors", _Tensor * len(_TENSORS)),
         ("input_type", ctypes.c_int64),
+        ("cube", ctypes.c_int64),
         ("mutant", ctypes.c_int64),
     ]
 
@@ -239,4 +243,6 @@ def _call(feeds: Feeds, a: AttentionAttributes, g: Geometry, device: Device) -> 
         alibiCount=len(a.alibi_slopes),
         alibiSlopes=ctypes.cast(slopes, ctypes.POINTER(ctypes.c_float)),
     )
-    return _Call(problem=problem, device=_device(device), input_type=_TYPES.index(g.compute_dtype))
+    return _Call(
+        problem=problem, device=_device(device), input_type=_TYPES.index(g.compute_dtype), cube=int(device.cube)
+    )

@@ -10,7 +10,8 @@ from pathlib import Path
 from pagegraft.custom_ops.ascend.build import ROOT, compile_sources
 
 _STATEMENT = re.compile(
-    r"(?P<call>(?:PipeBarrier<\w+>\(\)|SyncAll\(\)|(?:Set|Wait)Flag<HardEvent::\w+>\(\w+\)|\w+\.(?:EnQue|FreeTensor)\(\w+\)));"
+    r"(?P<call>(?:PipeBarrier<\w+>\(\)|SyncAll(?:<\w+>)?\(\)|(?:Set|Wait)Flag<HardEvent::\w+>\(\w+\)|"
+    r"CrossCore(?:SetFlag<2, \w+>|WaitFlag)\(\w+\)|\w+\.(?:EnQue|FreeTensor)\(\w+\)));"
 )
 _DEQUE = re.compile(r"(?P<queue>\w+)\.template DeQue<(?P<type>\w+)>\(\)")
 
@@ -30,7 +31,7 @@ def instrument(folder: Path) -> list[Site]:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.pyc", "__pycache__"))
     sites: list[Site] = []
     for path in sorted((folder / "op_kernel").iterdir()):
-        if path.suffix not in (".h", ".cpp") or "cube" in path.name:
+        if path.suffix not in (".h", ".cpp"):
             continue
         lines = [_switchable(path.name, i, line, sites) for i, line in enumerate(path.read_text().splitlines(), 1)]
         path.write_text("\n".join(lines) + "\n")
@@ -47,8 +48,11 @@ def _switchable(file: str, number: int, line: str, sites: list[Site]) -> str:
 
     def choose(match: re.Match[str]) -> str:
         sites.append(Site(file, number, match[0]))
-        without = f"{match['queue']}.template EmuDeQueWithoutWait<{match['type']}>()"
-        return f"(::emu::ActiveMachine()->mutant == {len(sites) - 1} ? {without} : {match[0]})"
+        sites.append(Site(file, number, f"the wait of {match[0]}"))
+        queue, kind, mutant = match["queue"], match["type"], "::emu::ActiveMachine()->mutant"
+        left_out = f"{mutant} == {len(sites) - 2} ? {queue}.template EmuNoDeQue<{kind}>()"
+        no_wait = f"{mutant} == {len(sites) - 1} ? {queue}.template EmuDeQueWithoutWait<{kind}>()"
+        return f"({left_out} : {no_wait} : {match[0]})"
 
     return _DEQUE.sub(choose, _STATEMENT.sub(guard, line))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,17 +51,48 @@ def test_conformance_group(group: str, least: int) -> None:
     assert sum(r.status == "passed" for r in results) >= least
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.setup.compute == "float32"], ids=lambda c: c.id)
-def test_conformance_case_in_the_types_that_devices_use(case: Case) -> None:
-    """The suite's cases are mostly float32: the same calls in float16 or bfloat16, with blocks of 16 at least."""
-    compute = "bfloat16" if case.seed % 4 == 0 else "float16"
+FLOAT_CASES = [c for c in CASES if c.setup.compute == "float32"]
+
+
+def _as_devices_run_it(case: Case) -> Case:
+    """The suite's cases are mostly float32: the same call in float16 or bfloat16, with blocks of 16 at least."""
     setup = replace(
         case.setup,
-        compute=compute,
+        compute="bfloat16" if case.seed % 4 == 0 else "float16",
         cache=case.setup.cache if case.setup.cache == "int8" else "",
         block_size=max(16, case.setup.block_size) if not case.setup.unmapped else case.setup.block_size,
     )
-    _check(replace(case, setup=setup).call(), Device(vector_cores=5, min_split_tokens=128))
+    return replace(case, setup=setup)
+
+
+@pytest.mark.parametrize("case", FLOAT_CASES, ids=lambda c: c.id)
+def test_conformance_case_in_16_bit_types(case: Case) -> None:
+    _check(_as_devices_run_it(case).call(), Device(vector_cores=5, min_split_tokens=128))
+
+
+@pytest.mark.parametrize("case", [c for c in FLOAT_CASES if c.setup.cache != "int8"], ids=lambda c: c.id)
+def test_conformance_case_on_cube_and_vector_cores(case: Case) -> None:
+    _check(_as_devices_run_it(case).call(), Device(vector_cores=4, cube=True))
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        {"new": (100, 1, 3), "past": (30, 200, 7), "head_size": 64, "query_heads": 8},
+        {"new": (5, 1), "past": (100, 90), "sink": True, "head_size": 128, "value_head_size": 96},
+        {"new": (64,), "past": (300,), "head_size": 256, "query_heads": 16, "kv_heads": 2},
+        {"new": (3,), "past": (70,), "query_heads": 71, "kv_heads": 1, "compute": "bfloat16"},
+        {"new": (9,), "past": (50,), "packed": True, "attributes": {"alibi_slopes": [0.5, 0.2, 0.1, 0.3]}},
+    ],
+)
+def test_cube_path(setup: dict[str, Any]) -> None:
+    _check(half_call(**setup), Device(vector_cores=6, cube=True))
+
+
+def test_cube_path_refuses_what_it_lacks() -> None:
+    call = half_call(cache="int8", k_quant="PER_TENSOR")
+    with pytest.raises(NotClaimedError, match="cube path"):
+        paged_attention(call.feeds, call.parsed(), Device(cube=True))
 
 
 @pytest.mark.parametrize("head_size", range(16, 257, 16))

@@ -18,6 +18,10 @@ void paged_attention_bf16_bf16(PG_KERNEL_ARGUMENTS);
 void paged_attention_bf16_int8(PG_KERNEL_ARGUMENTS);
 void paged_attention_float_float(PG_KERNEL_ARGUMENTS);
 void paged_attention_float_int8(PG_KERNEL_ARGUMENTS);
+#define PG_CUBE_ARGUMENTS \
+    GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR
+void paged_attention_cube_half(PG_CUBE_ARGUMENTS);
+void paged_attention_cube_bf16(PG_CUBE_ARGUMENTS);
 }
 
 namespace {
@@ -49,6 +53,7 @@ void Count(const emu::Launcher& launcher, emu::Machine& machine, PgReport* repor
     report->scalar_gm_reads = static_cast<int64_t>(total.scalar_gm_reads);
     report->scalar_ub_accesses = static_cast<int64_t>(total.scalar_ub_accesses);
     report->barriers = static_cast<int64_t>(total.barriers);
+    report->cube_products = static_cast<int64_t>(total.cube_products);
     for (const auto& core : machine.cores) {
         const int64_t repeats = static_cast<int64_t>(core->stats.vector_repeats);
         if (repeats > report->busiest_core_repeats) { report->busiest_core_repeats = repeats; }
@@ -62,7 +67,8 @@ extern "C" int64_t pg_tiling_bytes() { return static_cast<int64_t>(sizeof(pagegr
 
 extern "C" void pg_tiling(const PgCall* call, PgReport* report, pagegraft::PagedAttentionTilingData* data) {
     *report = PgReport();
-    const pagegraft::TilingResult tiling = pagegraft::ComputeTiling(call->problem, call->device);
+    const pagegraft::TilingResult tiling = call->cube != 0 ? pagegraft::ComputeCubeTiling(call->problem, call->device)
+                                                           : pagegraft::ComputeTiling(call->problem, call->device);
     *data = tiling.data;
     report->workspace_bytes = tiling.workspaceBytes;
     report->ub_used_bytes = tiling.ubUsedBytes;
@@ -74,7 +80,9 @@ extern "C" void pg_run(const PgCall* call, PgReport* report) {
     pagegraft::PagedAttentionTilingData data;
     pg_tiling(call, report, &data);
     if (report->check[0] != 0) { return; }
-    emu::Launcher launcher(static_cast<uint32_t>(data.usedCores));
+    const bool cube = call->cube != 0;
+    const uint32_t used = static_cast<uint32_t>(data.usedCores);
+    emu::Launcher launcher(cube ? 2 * used : used, cube ? 2 : 1, cube);
     launcher.machine().mutant = call->mutant;
     for (int i = 0; i < kPgTensorCount; ++i) {
         const PgTensor& tensor = call->tensors[i];
@@ -85,11 +93,17 @@ extern "C" void pg_run(const PgCall* call, PgReport* report) {
     std::vector<uint8_t> workspace(static_cast<size_t>(report->workspace_bytes), 0xA5);
     emu::GmRegion& scratch = launcher.AddRegion("workspace", workspace.data(), workspace.size());
     scratch.writable = scratch.scratch = true;
-    const Kernel kernel = Select(*call);
     const auto at = [call](int index) { return static_cast<GM_ADDR>(call->tensors[index].data); };
+    GM_ADDR const tiling = reinterpret_cast<GM_ADDR>(&data);
     const bool ran = launcher.Run([&] {
-        kernel(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10), at(11), at(12), at(13), at(14), at(15), at(16),
-               at(kPgOutput), at(kPgKeyCache), at(kPgValueCache), workspace.data(), reinterpret_cast<GM_ADDR>(&data));
+        if (cube) {
+            const auto kernel = call->inputType == 1 ? paged_attention_cube_bf16 : paged_attention_cube_half;
+            kernel(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(kPgSlotMapping), at(kPgHeadSink), at(kPgOutput), workspace.data(),
+                   tiling);
+        } else {
+            Select(*call)(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10), at(11), at(12), at(13), at(14), at(15),
+                          at(16), at(kPgOutput), at(kPgKeyCache), at(kPgValueCache), workspace.data(), tiling);
+        }
     });
     Count(launcher, launcher.machine(), report);
     if (!ran) { Describe(report, launcher.violation().check.c_str(), launcher.violation().text.c_str()); }

@@ -23,6 +23,7 @@ struct PgCall {
     pagegraft::Device device;
     PgTensor tensors[kPgTensorCount];
     int64_t inputType;  // of query and output: 0 float16, 1 bfloat16, 2 float32
+    int64_t cube;       // 1: the mixed cube and vector kernel
     int64_t mutant;     // -1, or the synchronisation call to leave out (instrumented build only)
 };
 
@@ -31,6 +32,7 @@ struct PgReport {
     char text[640];
     int64_t cores, gm_to_ub_bytes, ub_to_gm_bytes, vector_repeats, vector_instructions, copy_instructions;
     int64_t scalar_gm_reads, scalar_ub_accesses, barriers, workspace_bytes, ub_used_bytes, busiest_core_repeats, ub_peak_bytes;
+    int64_t cube_products;
 };
 
 void pg_run(const PgCall* call, PgReport* report);

@@ -186,6 +186,35 @@ inline TilingResult ComputeTiling(const Problem& p, const Device& device) {
     return r;
 }
 
+// Tiling of the mixed kernel (paged_attention_cube.cpp): 64 rows a unit, two vector cores and a cube core a group.
+inline TilingResult ComputeCubeTiling(const Problem& p, const Device& device) {
+    TilingResult r = ComputeTiling(p, device);
+    if (r.refusal != nullptr) { return r; }
+    if (p.inputBytes != 2 || p.cacheBytes != 2) {
+        r.refusal = "the cube path needs float16 or bfloat16 query and caches";
+        return r;
+    }
+    PagedAttentionTilingData& d = r.data;
+    const int64_t rows = 2 * kMaxRows, group = p.numHeads / p.kvHeads;
+    d.chunksPerGroup = static_cast<int32_t>(tiling_detail::CeilDivide(group, rows));
+    d.headsPerChunk = static_cast<int32_t>(tiling_detail::CeilDivide(group, d.chunksPerGroup));
+    d.tokensPerTile = static_cast<int32_t>(tiling_detail::Most(1, rows / d.headsPerChunk));
+    d.tileTokens = kLanes;
+    d.accBytes = kMaxRows * d.vHeadSize * 4;
+    d.scoreBytes = kMaxRows * kLanes * 4;
+    d.scratchBytes = kMaxRows * kLanes * 4;
+    d.maxSplits = 1;
+    const int64_t tiles = p.numTokens / d.tokensPerTile + p.numSeqs;
+    const int64_t units = tiling_detail::Most(1, tiles * p.kvHeads * d.chunksPerGroup);
+    d.usedCores = static_cast<int32_t>(tiling_detail::Most(1, tiling_detail::Least(device.vectorCores / 2, units)));   // groups
+    r.workspaceBytes = d.usedCores * CubeExchangeBytes(d.vHeadSize, p.inputBytes);
+    const int64_t wide = tiling_detail::Most(d.vHeadSize, kLanes) * kMaxRows;
+    const int64_t fixed = 5 * kMaxRows * 4 + 2 * kMaxRows * 32 + kLanes * 4 + kMaxRows * 32;
+    r.ubUsedBytes = d.accBytes + d.scoreBytes + d.scratchBytes + d.broadcastBytes + 2 * wide * 4 + wide * p.inputBytes + fixed;
+    if (r.ubUsedBytes > device.ubBytes) { r.refusal = "the tiling does not fit this device's unified buffer"; }
+    return r;
+}
+
 }  // namespace pagegraft
 
 #endif

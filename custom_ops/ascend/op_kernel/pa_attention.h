@@ -1,15 +1,8 @@
 // Paged attention of a step: every core takes its share of (query tile, KV head, head chunk, KV split) units.
 #pragma once
-#include "pa_kv_tiles.h"
 #include "pa_scores.h"
-#include "pa_work.h"
 
 namespace pagegraft {
-
-// Rows of a unit: tokens x heads, token-major. Head `h` of the unit is query head firstHead + h.
-struct Unit {
-    int32_t kvHead, firstHead, heads, rows;
-};
 
 template <typename T, typename C>
 class Attention {
@@ -74,6 +67,7 @@ private:
         unit.kvHead = headTask / tiling_->chunksPerGroup;
         unit.firstHead = unit.kvHead * group + skipped;
         unit.heads = static_cast<int32_t>(Smaller(tiling_->headsPerChunk, group - skipped));
+        unit.firstRow = 0;
         unit.rows = tile.tokens * unit.heads;
         return unit;
     }
@@ -94,10 +88,10 @@ private:
             KvTile& next = tiles[1 - at];
             reader_.FetchValues(now, unit.kvHead);
             const bool another = reader_.Find(tile.sequence, now.start + now.count, end, next);
-            SetSpans(tile, unit, now);
+            math_.SetSpans(tile, unit, now);
             math_.Dot(queryBuffer_.template Get<float>(), reader_.Take(now.count * tiling_->keyPitch, math_.Scratch()), unit.rows);
             if (another) { reader_.FetchKeys(next, unit.kvHead); }
-            ShapeScores(tile, unit, now);
+            math_.Shape(tile, unit, now);
             state_.Absorb(math_.Scores());
             math_.Accumulate(state_, reader_.Take(now.count * tiling_->valuePitch, math_.Scratch()), unit.rows);
             at = 1 - at;
@@ -157,35 +151,6 @@ private:
         const TEventID done = pipe_->FetchEventID(HardEvent::S_V);
         SetFlag<HardEvent::S_V>(done);
         WaitFlag<HardEvent::S_V>(done);
-    }
-
-    __aicore__ inline void SetSpans(const QueryTile& tile, const Unit& unit, const KvTile& kv) {
-        for (int32_t r = 0; r < unit.rows; ++r) {
-            const int64_t position = tile.firstPosition + r / unit.heads;
-            const int64_t low = tiling_->windowSize > 0 ? position - tiling_->windowSize + 1 : 0;
-            const int64_t high = tiling_->isCausal != 0 ? position + 1 : tile.total;
-            const int64_t first = Smaller(Larger(low - kv.start, 0), kv.count);
-            const int64_t last = Smaller(Larger(high - kv.start, first), kv.count);
-            RowSpan span;
-            span.first = last > first ? static_cast<int32_t>(first) : 0;
-            span.count = static_cast<int32_t>(last - first);
-            math_.SetSpan(r, span);
-        }
-    }
-
-    // Everything between q.k and the softmax: ALiBi, softcap, mask.
-    __aicore__ inline void ShapeScores(const QueryTile& tile, const Unit& unit, const KvTile& kv) {
-        if (tiling_->hasAlibi != 0) {
-            for (int32_t r = 0; r < unit.rows; ++r) { math_.AddBias(r, tiling_->alibiSlopes[unit.firstHead + r % unit.heads]); }
-            PipeBarrier<PIPE_V>();
-            for (int32_t r = 0; r < unit.rows; ++r) {
-                const int64_t distance = kv.start - (tile.firstPosition + r / unit.heads);
-                math_.AddOffset(r, tiling_->alibiSlopes[unit.firstHead + r % unit.heads] * static_cast<float>(distance));
-            }
-            PipeBarrier<PIPE_V>();
-        }
-        if (tiling_->softcap > 0.0f) { math_.Softcap(tiling_->softcap, unit.rows); }
-        math_.Mask(unit.rows);
     }
 
     __aicore__ inline void Finish(const QueryTile& tile, const Unit& unit) {

@@ -7,8 +7,10 @@ namespace pagegraft {
 template <typename T, typename C>
 class CacheWriter {
 public:
-    __aicore__ inline void Init(TPipe* pipe, const PagedAttentionTilingData* tiling, const TensorAddresses& at) {
+    // `cores`: vector cores that share the tokens.
+    __aicore__ inline void Init(TPipe* pipe, const PagedAttentionTilingData* tiling, const TensorAddresses& at, int32_t cores) {
         tiling_ = tiling;
+        cores_ = cores;
         sequences_.Init(tiling, at);
         blockTable_.SetGlobalBuffer((__gm__ int32_t*)at.blockTable, static_cast<uint64_t>(tiling->numSeqs) * tiling->tableWidth);
         if (tiling->hasSlotMapping != 0) { slots_.SetGlobalBuffer((__gm__ int32_t*)at.slotMapping, tiling->numTokens); }
@@ -42,11 +44,11 @@ public:
 private:
     __aicore__ inline void WriteChunk(const LocalTensor<float>& divisor, int32_t first, int32_t count, int32_t elements, int32_t stride,
                                       int32_t offset) {
-        const int32_t core = static_cast<int32_t>(GetBlockIdx()), cores = tiling_->usedCores;
+        const int32_t core = static_cast<int32_t>(GetBlockIdx());
         for (int32_t s = 0; s < tiling_->numSeqs; ++s) {
             const Sequence sequence = sequences_.Get(s);
-            const int32_t skew = (core - sequence.begin % cores + cores) % cores;
-            for (int32_t t = sequence.begin + skew; t < sequence.end; t += cores) {
+            const int32_t skew = (core - sequence.begin % cores_ + cores_) % cores_;
+            for (int32_t t = sequence.begin + skew; t < sequence.end; t += cores_) {
                 const int64_t slot = SlotOf(s, sequence, t);
                 if (slot < 0 || slot >= static_cast<int64_t>(tiling_->numBlocks) * tiling_->blockSize) { continue; }
                 const uint64_t from = static_cast<uint64_t>(t) * stride + offset + first;
@@ -150,6 +152,7 @@ private:
     }
 
     const PagedAttentionTilingData* tiling_ = nullptr;
+    int32_t cores_ = 1;
     Sequences sequences_;
     GlobalTensor<int32_t> blockTable_, slots_;
     GlobalTensor<T> rows_;

@@ -12,17 +12,11 @@ struct KvTile {
     int32_t length[kLanes];
 };
 
-template <typename C>
-class KvTileReader {
+class KvTileFinder {
 public:
-    __aicore__ inline void Init(TPipe* pipe, const PagedAttentionTilingData* tiling, const TensorAddresses& at) {
+    __aicore__ inline void Init(const PagedAttentionTilingData* tiling, const TensorAddresses& at) {
         tiling_ = tiling;
-        const uint64_t slots = static_cast<uint64_t>(tiling->numBlocks) * tiling->blockSize * tiling->kvHeads;
-        keys_.SetGlobalBuffer((__gm__ C*)at.keyCache, slots * tiling->headSize);
-        values_.SetGlobalBuffer((__gm__ C*)at.valueCache, slots * tiling->vHeadSize);
         blockTable_.SetGlobalBuffer((__gm__ int32_t*)at.blockTable, static_cast<uint64_t>(tiling->numSeqs) * tiling->tableWidth);
-        pipe->InitBuffer(queue_, 2, tiling->kvBytes);
-        pipe->InitBuffer(wide_, tiling->wideBytes);
     }
 
     // The first tile at or after `position`, before `end`. Unmapped and impossible block ids end a tile and are skipped.
@@ -47,6 +41,28 @@ public:
             position += take;
         }
         return tile.count > 0;
+    }
+
+private:
+    const PagedAttentionTilingData* tiling_ = nullptr;
+    GlobalTensor<int32_t> blockTable_;
+};
+
+template <typename C>
+class KvTileReader {
+public:
+    __aicore__ inline void Init(TPipe* pipe, const PagedAttentionTilingData* tiling, const TensorAddresses& at) {
+        tiling_ = tiling;
+        const uint64_t slots = static_cast<uint64_t>(tiling->numBlocks) * tiling->blockSize * tiling->kvHeads;
+        keys_.SetGlobalBuffer((__gm__ C*)at.keyCache, slots * tiling->headSize);
+        values_.SetGlobalBuffer((__gm__ C*)at.valueCache, slots * tiling->vHeadSize);
+        finder_.Init(tiling, at);
+        pipe->InitBuffer(queue_, 2, tiling->kvBytes);
+        pipe->InitBuffer(wide_, tiling->wideBytes);
+    }
+
+    __aicore__ inline bool Find(int32_t sequence, int64_t position, int64_t end, KvTile& tile) const {
+        return finder_.Find(sequence, position, end, tile);
     }
 
     __aicore__ inline void FetchKeys(const KvTile& tile, int32_t head) { Fetch(keys_, tile, head, tiling_->headSize, tiling_->keyPitch); }
@@ -104,7 +120,7 @@ private:
 
     const PagedAttentionTilingData* tiling_ = nullptr;
     GlobalTensor<C> keys_, values_;
-    GlobalTensor<int32_t> blockTable_;
+    KvTileFinder finder_;
     TQue<TPosition::VECIN, 1> queue_;
     TBuf<TPosition::VECCALC> wide_;
 };

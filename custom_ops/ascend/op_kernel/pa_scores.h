@@ -1,6 +1,8 @@
 // Scores of a tile's rows against a KV tile, and the weighted sum of its values, on the vector unit.
 #pragma once
+#include "pa_kv_tiles.h"
 #include "pa_row_state.h"
+#include "pa_work.h"
 
 namespace pagegraft {
 
@@ -25,8 +27,6 @@ public:
 
     __aicore__ inline const LocalTensor<float>& Scores() const { return scores_; }
     __aicore__ inline const LocalTensor<float>& Scratch() const { return scratch_; }
-    __aicore__ inline void SetSpan(int32_t row, RowSpan span) { spans_[row] = span; }
-
     // scores[row, first..first+count) = q[row] . k[position]; every other score is 0.
     __aicore__ inline void Dot(const LocalTensor<float>& query, const LocalTensor<float>& keys, int32_t rows) {
         Duplicate(scores_, 0.0f, rows * kLanes);
@@ -37,10 +37,46 @@ public:
         }
     }
 
-    // Adds slope * (position - row position) to every score of a row.
-    __aicore__ inline void AddBias(int32_t row, float slope) { Axpy(scores_[row * kLanes], ramp_.Get<float>(), slope, kLanes); }
-    __aicore__ inline void AddOffset(int32_t row, float offset) {
-        Adds(scores_[row * kLanes], scores_[row * kLanes], offset, kLanes);
+    __aicore__ inline void SetSpans(const QueryTile& tile, const Unit& unit, const KvTile& kv) {
+        for (int32_t r = 0; r < unit.rows; ++r) {
+            const int64_t position = tile.firstPosition + unit.Token(r);
+            const int64_t low = tiling_->windowSize > 0 ? position - tiling_->windowSize + 1 : 0;
+            const int64_t high = tiling_->isCausal != 0 ? position + 1 : tile.total;
+            const int64_t first = Smaller(Larger(low - kv.start, 0), kv.count);
+            const int64_t last = Smaller(Larger(high - kv.start, first), kv.count);
+            spans_[r].first = last > first ? static_cast<int32_t>(first) : 0;
+            spans_[r].count = static_cast<int32_t>(last - first);
+        }
+    }
+
+    // Everything between q.k and the softmax, in the contract's order: ALiBi, softcap, mask.
+    __aicore__ inline void Shape(const QueryTile& tile, const Unit& unit, const KvTile& kv) {
+        if (tiling_->hasAlibi != 0) { AddBias(tile, unit, kv); }
+        if (tiling_->softcap > 0.0f) { Softcap(tiling_->softcap, unit.rows); }
+        Mask(unit.rows);
+    }
+
+    // accumulator[row] += sum over the row's positions of score * value.
+    __aicore__ inline void Accumulate(RowState& state, const LocalTensor<float>& values, int32_t rows) {
+        const int32_t region = tiling_->tileTokens * tiling_->vHeadSize;
+        const int32_t batch = static_cast<int32_t>(Smaller(kMaxBatch, kScratchFloats / region));
+        for (int32_t r = 0; r < rows; r += batch) {
+            AccumulateBatch(state, values, r, static_cast<int32_t>(Smaller(batch, rows - r)), region);
+        }
+    }
+
+private:
+    // score += slope * (position - row position).
+    __aicore__ inline void AddBias(const QueryTile& tile, const Unit& unit, const KvTile& kv) {
+        const LocalTensor<float> ramp = ramp_.Get<float>();
+        for (int32_t r = 0; r < unit.rows; ++r) { Axpy(scores_[r * kLanes], ramp, tiling_->alibiSlopes[unit.Head(r)], kLanes); }
+        PipeBarrier<PIPE_V>();
+        for (int32_t r = 0; r < unit.rows; ++r) {
+            const float distance = static_cast<float>(kv.start - (tile.firstPosition + unit.Token(r)));
+            const LocalTensor<float> row = scores_[r * kLanes];
+            Adds(row, row, tiling_->alibiSlopes[unit.Head(r)] * distance, kLanes);
+        }
+        PipeBarrier<PIPE_V>();
     }
 
     // cap * tanh(score / cap), as cap - 2 cap / (exp(2 score / cap) + 1): exp may overflow to infinity without harm.
@@ -68,16 +104,6 @@ public:
         PipeBarrier<PIPE_V>();
     }
 
-    // accumulator[row] += sum over the row's positions of score * value.
-    __aicore__ inline void Accumulate(RowState& state, const LocalTensor<float>& values, int32_t rows) {
-        const int32_t region = tiling_->tileTokens * tiling_->vHeadSize;
-        const int32_t batch = static_cast<int32_t>(Smaller(kMaxBatch, kScratchFloats / region));
-        for (int32_t r = 0; r < rows; r += batch) {
-            AccumulateBatch(state, values, r, static_cast<int32_t>(Smaller(batch, rows - r)), region);
-        }
-    }
-
-private:
     __aicore__ inline void DotBatch(const LocalTensor<float>& query, const LocalTensor<float>& keys, int32_t first, int32_t count, int32_t region) {
         const int32_t width = tiling_->headSize, pitch = tiling_->keyPitch;
         const int32_t lanes = static_cast<int32_t>(Smaller(kLanes, width));

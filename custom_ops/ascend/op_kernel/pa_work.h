@@ -13,6 +13,14 @@ struct QueryTile {
     int64_t firstPartial;           // workspace slot of (head task 0, split 0); used when splits > 1
 };
 
+// Rows of a unit: tokens x heads, token-major, from row firstRow of the tile on. Head h of the unit is query head
+// firstHead + h.
+struct Unit {
+    int32_t kvHead, firstHead, heads, firstRow, rows;
+    __aicore__ inline int32_t Token(int32_t row) const { return (firstRow + row) / heads; }
+    __aicore__ inline int32_t Head(int32_t row) const { return firstHead + (firstRow + row) % heads; }
+};
+
 class TileWalk {
 public:
     __aicore__ inline void Init(const PagedAttentionTilingData* tiling, const TensorAddresses& at) {

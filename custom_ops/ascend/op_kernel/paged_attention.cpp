@@ -26,7 +26,7 @@ extern "C" __global__ __aicore__ void paged_attention(
     TPipe pipe;
     {
         CacheWriter<DTYPE_QUERY, DTYPE_KEY_CACHE> writer;
-        writer.Init(&pipe, &data, at);
+        writer.Init(&pipe, &data, at, data.usedCores);
         writer.Write(packed ? query : key, key_cache, k_scale, data.headSize, data.keyStride, data.keyOffset, data.keyQuant);
         writer.Write(packed ? query : value, value_cache, v_scale, data.vHeadSize, data.valueStride, data.valueOffset, data.valueQuant);
     }

@@ -44,6 +44,12 @@ constexpr int64_t PartialFloats(int32_t vHeadSize, int32_t rows) {
     return static_cast<int64_t>(rows) * vHeadSize + 2 * kMaxRows;
 }
 
+// Bytes of workspace that a group of the mixed kernel exchanges through: two buffers of scores (float) and weights, one
+// of products (float), for twice kMaxRows rows.
+constexpr int64_t CubeExchangeBytes(int32_t vHeadSize, int64_t elementBytes) {
+    return 2 * kMaxRows * (2 * kLanes * (4 + elementBytes) + static_cast<int64_t>(vHeadSize) * 4);
+}
+
 }  // namespace pagegraft
 
 #endif

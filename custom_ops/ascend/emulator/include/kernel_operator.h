@@ -1,7 +1,7 @@
 // The header that Ascend C kernels include. Here it is the emulator: a host model, written from the API's documentation,
 // of the part of Ascend C that the kernels of this folder use. With CANN installed its own header takes this one's place.
 #pragma once
-#include "emu/vector_reduce.h"
+#include "emu/cube.h"
 
 namespace emu {
 inline uint8_t* UserWorkspace(uint8_t* workspace) { return workspace; }

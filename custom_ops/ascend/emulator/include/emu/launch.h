@@ -10,15 +10,18 @@ namespace emu {
 
 class Launcher {
 public:
-    // `per_group`: vector cores of a launched group, 2 in a mixed 1:2 kernel; GetBlockNum counts groups.
-    explicit Launcher(uint32_t cores, uint32_t per_group = 1) {
+    // `per_group`: vector cores of a launched group, 2 in a mixed 1:2 kernel; `cubes`: each group has a cube core too.
+    explicit Launcher(uint32_t vector_cores, uint32_t per_group = 1, bool cubes = false) {
         machine_.per_group = per_group;
-        for (uint32_t i = 0; i < cores; ++i) {
-            machine_.cores.emplace_back(new Core());
-            machine_.cores.back()->index = i;
-            machine_.cores.back()->foreign.resize(cores);
+        const uint32_t groups = vector_cores / per_group, all = vector_cores + (cubes ? groups : 0);
+        for (uint32_t i = 0; i < all; ++i) {
+            Core& core = *machine_.cores.emplace_back(new Core(i >= vector_cores));
+            core.index = i;
+            core.group = core.cube ? i - vector_cores : i / per_group;
+            core.sub = core.cube ? 0 : i % per_group;
+            core.foreign.resize(all);
         }
-        machine_.published.resize(cores);
+        machine_.published.resize(all);
     }
 
     GmRegion& AddRegion(const char* name, void* base, uint64_t bytes) {
@@ -63,6 +66,13 @@ public:
     void AwaitAll() {
         Fiber& fiber = *fibers_[machine_.current->index];
         fiber.waiting = true;
+        ++progress_;
+        swapcontext(&fiber.context, &scheduler_);
+    }
+
+    // Lets the other cores run: the caller waits for something that they do.
+    void Yield() {
+        Fiber& fiber = *fibers_[machine_.current->index];
         swapcontext(&fiber.context, &scheduler_);
     }
 
@@ -94,6 +104,7 @@ private:
             violation_.text = "core " + std::to_string(core.index) + ": " + violation.text;
         }
         fibers_[core.index]->finished = true;
+        ++progress_;
     }
 
     static void CheckEnd(const Core& core) {
@@ -112,6 +123,7 @@ private:
     void Schedule() {
         for (;;) {
             size_t waiting = 0, finished = 0;
+            const uint64_t progress = progress_ + machine_.cross_events;
             for (size_t i = 0; i < fibers_.size() && !failed_; ++i) {
                 Fiber& fiber = *fibers_[i];
                 if (!fiber.finished && !fiber.waiting) {
@@ -122,6 +134,12 @@ private:
                 finished += fiber.finished ? 1 : 0;
             }
             if (failed_ || finished == fibers_.size()) { return; }
+            if (waiting + finished < fibers_.size()) {
+                if (progress != progress_ + machine_.cross_events) { continue; }
+                failed_ = true;
+                violation_ = Violation{"cross-core", "every core waits for a flag that nobody sets: the device would hang"};
+                return;
+            }
             if (waiting != fibers_.size()) {
                 failed_ = true;
                 violation_ = Violation{"sync-all", "some cores wait in SyncAll and others ended without it: the device would hang"};
@@ -146,6 +164,7 @@ private:
     std::vector<std::unique_ptr<Fiber>> fibers_;
     ucontext_t scheduler_ = {};
     bool failed_ = false;
+    uint64_t progress_ = 0;   // cores that finished or came to a SyncAll
     Violation violation_;
 };
 

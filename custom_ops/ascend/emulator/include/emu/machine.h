@@ -39,6 +39,17 @@ inline const char* PipeName(uint32_t pipe) {
 }
 
 constexpr uint32_t kUbBytes = 192 * 1024;  // 910B: one vector core's unified buffer
+// The memories of a core lie behind each other in one emulated address range; a cube core uses those after UB.
+struct Space {
+    uint32_t base, bytes;
+    const char* name;
+};
+constexpr Space kUb = {0, kUbBytes, "UB"};
+constexpr Space kL1 = {kUbBytes, 512 * 1024, "L1"};
+constexpr Space kL0A = {kL1.base + kL1.bytes, 64 * 1024, "L0A"};
+constexpr Space kL0B = {kL0A.base + kL0A.bytes, 64 * 1024, "L0B"};
+constexpr Space kL0C = {kL0B.base + kL0B.bytes, 128 * 1024, "L0C"};
+constexpr uint32_t kCoreBytes = kL0C.base + kL0C.bytes;
 constexpr uint32_t kBlockBytes = 32;       // one DataBlock
 constexpr uint32_t kRepeatBytes = 256;     // one vector repeat
 constexpr uint32_t kEventIds = 8;
@@ -62,6 +73,7 @@ struct Stats {
     uint64_t scalar_gm_reads = 0;
     uint64_t scalar_ub_accesses = 0;
     uint64_t barriers = 0;
+    uint64_t cube_products = 0;    // multiply-adds of Mmad
     void Add(const Stats& s) {
         gm_to_ub_bytes += s.gm_to_ub_bytes;
         ub_to_gm_bytes += s.ub_to_gm_bytes;
@@ -71,6 +83,7 @@ struct Stats {
         scalar_gm_reads += s.scalar_gm_reads;
         scalar_ub_accesses += s.scalar_ub_accesses;
         barriers += s.barriers;
+        cube_products += s.cube_products;
     }
 };
 
@@ -85,6 +98,13 @@ struct BlockShadow {
 struct FlagState {
     bool set = false;
     Clock knowledge;
+};
+
+// What a core passes on with a flag to another core: what is known of its own pipes and of the other cores.
+struct CrossSignal {
+    uint32_t source = 0;
+    Clock own;
+    std::vector<Clock> foreign;
 };
 
 struct GmCell {
@@ -115,10 +135,13 @@ struct GmRegion {
 };
 
 struct Core {
+    explicit Core(bool is_cube) : cube(is_cube) {}
     uint32_t index = 0;
-    std::vector<uint8_t> ub = std::vector<uint8_t>(kUbBytes, 0xA5);
-    std::vector<uint8_t> written = std::vector<uint8_t>(kUbBytes, 0);  // 1: byte holds a defined value
-    std::vector<BlockShadow> shadow = std::vector<BlockShadow>(kUbBytes / kBlockBytes);
+    bool cube;                     // AIC; otherwise AIV
+    uint32_t group = 0, sub = 0;   // launched group, and which of its vector cores
+    std::vector<uint8_t> ub = std::vector<uint8_t>(cube ? kCoreBytes : kUbBytes, 0xA5);
+    std::vector<uint8_t> written = std::vector<uint8_t>(ub.size(), 0);  // 1: byte holds a defined value
+    std::vector<BlockShadow> shadow = std::vector<BlockShadow>(ub.size() / kBlockBytes);
     uint32_t issued[kPipeCount] = {};
     Clock known[kPipeCount];
     std::vector<Clock> foreign;   // per core: what is known of it since the last SyncAll
@@ -129,6 +152,8 @@ struct Core {
     std::string leak;             // what a destroyed TPipe still held
     static constexpr uint32_t kNames = 1024;
     const char* names[kPipeCount][kNames] = {};
+    // Signals that wait for this core, by flag id and (on a cube core) by the vector core that sent them.
+    std::vector<CrossSignal> signals[16][2];
 
     const char* NameOf(uint32_t pipe, uint32_t time) const {
         return time != 0 && issued[pipe] - time < kNames ? names[pipe][time % kNames] : "an earlier instruction";
@@ -145,6 +170,7 @@ struct Machine {
     std::vector<Clock> published;   // at the SyncAll under way
     Core* current = nullptr;
     uint32_t per_group = 1;
+    uint64_t cross_events = 0;      // flags set or taken between cores: the scheduler's sign of progress
     int64_t mutant = -1;            // the synchronisation call that the mutation test switches off
 
     GmRegion& Find(const void* address, uint64_t bytes, const char* who) {

@@ -24,6 +24,18 @@ struct QueueState {
 constexpr uint32_t kMaxBuffers = 64;
 constexpr uint32_t kMaxOutstanding = 8;
 
+constexpr Space SpaceOf(AscendC::TPosition position) {
+    using P = AscendC::TPosition;
+    switch (position) {
+        case P::A1:
+        case P::B1: return kL1;
+        case P::A2: return kL0A;
+        case P::B2: return kL0B;
+        case P::CO1: return kL0C;
+        default: return kUb;
+    }
+}
+
 // (pipe that fills, pipe that consumes) of a queue between two positions.
 constexpr PipePair QueuePipes(AscendC::TPosition source, AscendC::TPosition destination) {
     using P = AscendC::TPosition;
@@ -97,7 +109,13 @@ public:
 
     __aicore__ inline bool HasTensorInQue() const { return !state_->order.empty(); }
 
-    // For the mutation test only: DeQue's bookkeeping without its wait.
+    // For the mutation test only: DeQue left out (the tensor is used as EnQue got it), and DeQue without its wait.
+    template <typename T>
+    LocalTensor<T> EmuNoDeQue() const {
+        if (state_->order.empty()) { emu::Fail("queue-discipline", "the queue is empty"); }
+        const emu::QueueBuffer& buffer = state_->buffers[state_->order.back()];
+        return LocalTensor<T>(buffer.address, buffer.bytes);
+    }
     template <typename T>
     LocalTensor<T> EmuDeQueWithoutWait() {
         const emu::Clock before = emu::CurrentCore().known[kPipes.destination];
@@ -168,7 +186,7 @@ public:
         queue.state_->depth = depth;
         for (uint32_t i = 0; i < num; ++i) {
             emu::QueueBuffer buffer;
-            buffer.address = Take(length, &buffer.bytes);
+            buffer.address = Take(emu::SpaceOf(src), length, &buffer.bytes);
             queue.state_->buffers.push_back(buffer);
         }
         queue_buffers_ += num;
@@ -181,7 +199,7 @@ public:
 
     template <TPosition pos>
     __aicore__ inline bool InitBuffer(TBuf<pos>& buffer, uint32_t length) {
-        buffer.address_ = Take(length, &buffer.bytes_);
+        buffer.address_ = Take(emu::SpaceOf(pos), length, &buffer.bytes_);
         return true;
     }
 
@@ -189,7 +207,8 @@ public:
         const std::string held = Held();
         if (!held.empty()) { emu::Fail("queue-discipline", "%s", held.c_str()); }
         queues_.clear();
-        used_ = count_ = queue_buffers_ = 0;
+        used_.clear();
+        count_ = queue_buffers_ = 0;
     }
 
     __aicore__ inline TEventID FetchEventID(HardEvent event) {
@@ -201,16 +220,18 @@ public:
     }
 
 private:
-    uint32_t Take(uint32_t length, uint32_t* bytes) {
+    uint32_t Take(const emu::Space& space, uint32_t length, uint32_t* bytes) {
+        if ((space.base != emu::kUb.base) != core_->cube) { emu::Fail("ub-capacity", "this kind of core has no %s", space.name); }
         *bytes = (length + emu::kBlockBytes - 1) / emu::kBlockBytes * emu::kBlockBytes;
         if (length == 0) { emu::Fail("ub-capacity", "InitBuffer of 0 bytes"); }
         if (++count_ > emu::kMaxBuffers) { emu::Fail("ub-capacity", "more than %u buffers", emu::kMaxBuffers); }
-        if (used_ + *bytes > emu::kUbBytes) {
-            emu::Fail("ub-capacity", "buffers need %u bytes of UB, the core has %u", used_ + *bytes, emu::kUbBytes);
+        uint32_t& used = used_[space.base];
+        if (used + *bytes > space.bytes) {
+            emu::Fail("ub-capacity", "buffers need %u bytes of %s, the core has %u", used + *bytes, space.name, space.bytes);
         }
-        const uint32_t address = used_;
-        used_ += *bytes;
-        if (used_ > core_->ub_peak) { core_->ub_peak = used_; }
+        const uint32_t address = space.base + used;
+        used += *bytes;
+        if (space.base == emu::kUb.base && used > core_->ub_peak) { core_->ub_peak = used; }
         core_->Poison(address, *bytes);
         return address;
     }
@@ -226,7 +247,8 @@ private:
 
     emu::Core* core_;
     std::vector<std::shared_ptr<emu::QueueState>> queues_;
-    uint32_t used_ = 0, count_ = 0, queue_buffers_ = 0;
+    std::unordered_map<uint32_t, uint32_t> used_;   // by the base of the space
+    uint32_t count_ = 0, queue_buffers_ = 0;
 };
 
 }  // namespace AscendC

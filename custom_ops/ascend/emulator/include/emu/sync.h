@@ -120,15 +120,18 @@ __aicore__ inline void PipeBarrier() {
 // PipeBarrier<PIPE_ALL> before it, copies under way are not covered.
 template <bool isAIVOnly = true>
 __aicore__ inline void SyncAll() {
+    const emu::Machine& machine = *emu::ActiveMachine();
+    if (isAIVOnly && machine.cores.back()->cube) { emu::Fail("sync-all", "in a mixed kernel only SyncAll<false> is modelled"); }
     emu::Launcher::Active()->AwaitAll();
 }
 
-__aicore__ inline int64_t GetBlockIdx() { return emu::CurrentCore().index; }
-// Counts launched groups, while GetBlockIdx counts vector cores: they differ in a mixed kernel.
-__aicore__ inline int64_t GetBlockNum() {
-    return static_cast<int64_t>(emu::ActiveMachine()->cores.size() / emu::ActiveMachine()->per_group);
+// On a vector core it counts vector cores, on a cube core groups; GetBlockNum always counts launched groups.
+__aicore__ inline int64_t GetBlockIdx() {
+    const emu::Core& core = emu::CurrentCore();
+    return core.cube ? core.group : core.group * emu::ActiveMachine()->per_group + core.sub;
 }
-__aicore__ inline int64_t GetTaskRation() { return emu::ActiveMachine()->per_group; }
-__aicore__ inline int64_t GetSubBlockIdx() { return emu::CurrentCore().index % emu::ActiveMachine()->per_group; }
+__aicore__ inline int64_t GetBlockNum() { return emu::ActiveMachine()->cores.back()->group + 1; }
+__aicore__ inline int64_t GetTaskRation() { return emu::CurrentCore().cube ? 1 : emu::ActiveMachine()->per_group; }
+__aicore__ inline int64_t GetSubBlockIdx() { return emu::CurrentCore().sub; }
 
 }  // namespace AscendC
