@@ -75,6 +75,15 @@ class ModelText:
             )
         return ChatTemplate(source, self.special_tokens)
 
+    def chat_template_for(self, *, tools: bool) -> ChatTemplate:
+        """The template for a conversation with or without tools: some models have a "tool_use" one beside the default.
+
+        Raises ChatTemplateError when there is none.
+        """
+        if tools and "tool_use" in self._template_sources():
+            return self.named_chat_template("tool_use")
+        return self.chat_template
+
     def named_chat_template(self, name: str) -> ChatTemplate:
         """One of several templates that a model may have ("tool_use", "rag"). Raises ChatTemplateError."""
         sources = self._template_sources()

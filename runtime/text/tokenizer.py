@@ -50,8 +50,16 @@ class Tokenizer:
         return cls(backend)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text; with `add_special_tokens`, whatever the tokenizer itself puts around it (often a BOS)."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Ids of a text; with `add_special_tokens`, whatever the tokenizer itself puts around it (often a BOS).
+
+        Raises TokenizerError for what is no Unicode text (half of a surrogate pair, which JSON can spell).
+        """
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            raise TokenizerError(
+                f"{text!r:.80} is not Unicode text, so it has no tokens; correct the prompt"
+            ) from error
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -83,6 +83,11 @@ def test_template_of_its_own_json(tmp_path: Path) -> None:
     assert folder(tmp_path, chat_template={"chat_template": TEMPLATE}).chat_template.render(HI) == "Hi"
 
 
+def test_tools_go_to_the_one_template_of_a_model_that_has_one(tmp_path: Path) -> None:
+    text = folder(tmp_path, tokenizer_config={"chat_template": TEMPLATE})
+    assert text.chat_template_for(tools=True).render(HI) == "Hi"
+
+
 def test_named_templates(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     (tmp_path / "additional_chat_templates").mkdir()
@@ -91,6 +96,8 @@ def test_named_templates(tmp_path: Path) -> None:
     assert text.chat_template.render(HI) == "plain"
     assert text.named_chat_template("tool_use").render(HI) == "tools"
     assert text.named_chat_template("rag").render(HI) == "rag"
+    assert text.chat_template_for(tools=True).render(HI) == "tools"
+    assert text.chat_template_for(tools=False).render(HI) == "plain"
     with pytest.raises(ChatTemplateError, match="called 'x'; it has default, rag, tool_use"):
         text.named_chat_template("x")
 
@@ -118,3 +125,8 @@ def test_special_tokens_in_and_out(tokenizers_by_kind: dict[str, Tokenizer]) -> 
 def test_ids_that_are_no_ids_are_an_error(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
     with pytest.raises(TokenizerError, match="cannot be decoded"):
         tokenizers_by_kind["byte_level"].decode([-1])
+
+
+def test_text_that_is_no_unicode_is_an_error(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+    with pytest.raises(TokenizerError, match="is not Unicode text"):
+        tokenizers_by_kind["byte_level"].encode("a\ud83d")

@@ -106,6 +106,28 @@ def test_stop_strings_across_token_borders(tokenizers_by_kind: dict[str, Tokeniz
             assert stream.hit == StopHit("stop", stop)
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "gemma", "unigram", "word_piece"])
+def test_any_tokens_and_any_stop_strings(tokenizers_by_kind: dict[str, Tokenizer], kind: str) -> None:
+    """Random ids and random pieces of their text as stop strings, against a reading of the whole decoding."""
+    tokenizer = tokenizers_by_kind[kind]
+    rng = random.Random(4)
+    for _ in range(300):
+        ids = [rng.randrange(tokenizer.vocab_size) for _ in range(rng.randrange(1, 12))]
+        text = tokenizer.decode(ids)
+        starts = [rng.randrange(len(text) + 1) for _ in range(rng.randrange(1, 4))]
+        stops = tuple(filter(None, (text[start : start + rng.randrange(1, 6)] for start in starts))) or ("zzz",)
+        stream = TextStream(tokenizer, SamplingParams(stop=stops))
+        shown = ""
+        for token_id in ids:
+            shown += stream.push(token_id)
+            if stream.hit:
+                break
+        shown += stream.finish()
+        expected = brute_force(text, stops)
+        assert shown == stream.text == (expected[0] if expected else text), (ids, stops)
+        assert stream.hit == (StopHit("stop", expected[1]) if expected else None)
+
+
 def check(token_id: int, count: int, *, max_output_tokens: int = 100, **params: object) -> StopHit | None:
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
     checker = StopChecker(sampling, eos_token_ids=[2, 9], max_output_tokens=max_output_tokens)
