@@ -154,7 +154,7 @@ class LLM:
 
 def chat_prompt(model: LoadedModel, messages: Sequence[Message], **template: Any) -> TokensPrompt:
     """The prompt of a conversation by the model's own chat template. Raises ChatTemplateError or TokenizerError."""
-    text = model.text.chat_template.render(messages, **template)
+    text = model.text.chat_template_for(tools=bool(template.get("tools"))).render(messages, **template)
     return {"prompt_token_ids": model.text.tokenizer.encode(text, add_special_tokens=False)}
 
 
