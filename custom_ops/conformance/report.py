@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 from rich.console import Console
 from rich.table import Table
 
+from ..errors import ContractError
 from .backends import Backend
 from .run import Result, Status
 
@@ -31,7 +32,7 @@ def succeeded(results: Sequence[Result]) -> bool:
 
 
 def write_json(path: Path, backend: Backend, results: Sequence[Result]) -> None:
-    """Writes everything known of the run."""
+    """Writes everything known of the run. Raises ContractError when the file cannot be written."""
     claims = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in vars(backend.capabilities()).items()}
     document = {
         "suite": "PagedAttention conformance",
@@ -41,11 +42,14 @@ def write_json(path: Path, backend: Backend, results: Sequence[Result]) -> None:
         "totals": dict(Counter(r.status for r in results)),
         "results": [asdict(r) for r in results],
     }
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    _write(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def write_junit(path: Path, backend: Backend, results: Sequence[Result]) -> None:
-    """Writes JUnit XML: one test suite a group; cases not claimed and expected failures are skipped tests."""
+    """Writes JUnit XML: one test suite a group; cases not claimed and expected failures are skipped tests.
+
+    Raises ContractError when the file cannot be written.
+    """
     root = ElementTree.Element("testsuites", name=f"PagedAttention conformance on {backend.name}")
     for group in dict.fromkeys(r.group for r in results):
         members = [r for r in results if r.group == group]
@@ -58,10 +62,24 @@ def write_junit(path: Path, backend: Backend, results: Sequence[Result]) -> None
             name = r.id.split("/", 1)[1]
             test = ElementTree.SubElement(suite, "testcase", classname=group, name=name, time=f"{r.seconds:.3f}")
             if r.status in ("failed", "xpassed"):
-                ElementTree.SubElement(test, "failure", message=r.detail or "passed although expected to fail")
+                ElementTree.SubElement(
+                    test, "failure", message=_printable(r.detail) or "passed although expected to fail"
+                )
             elif r.status != "passed":
-                ElementTree.SubElement(test, "skipped", message=f"{r.status}: {r.detail}")
-    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+                ElementTree.SubElement(test, "skipped", message=_printable(f"{r.status}: {r.detail}"))
+    _write(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
+
+
+def _printable(text: str) -> str:
+    """XML has no place for the control characters that an error message may hold."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ContractError(f"cannot write the report {path}: {error.strerror}; give a writable path") from None
 
 
 def print_summary(console: Console, backend: Backend, results: Sequence[Result]) -> None:

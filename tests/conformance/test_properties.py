@@ -32,7 +32,7 @@ def _agrees(setup: Setup, seed: int) -> None:
     check_outputs(call, outputs, paged_attention)
 
 
-@settings(max_examples=60, derandomize=True, **_CALM)
+@settings(max_examples=50, derandomize=True, **_CALM)
 @given(setups(), st.integers(0, 2**32 - 1))
 def test_cpu_op_agrees_with_the_reference(setup: Setup, seed: int) -> None:
     _agrees(setup, seed)
@@ -45,7 +45,7 @@ def test_cpu_op_agrees_with_the_reference_2000(setup: Setup, seed: int) -> None:
     _agrees(setup, seed)
 
 
-@settings(max_examples=25, derandomize=True, **_CALM)
+@settings(max_examples=15, derandomize=True, **_CALM)
 @given(setups(), st.integers(0, 2**32 - 1), st.sampled_from((2, 3, 5)))
 def test_results_do_not_depend_on_threads(setup: Setup, seed: int, threads: int) -> None:
     """Bitwise, caches included."""
