@@ -232,15 +232,17 @@ OUTPUTS: Final[tuple[ParameterSpec, ...]] = (
 )
 
 ATTRIBUTES: Final[tuple[AttributeSpec, ...]] = (
-    AttributeSpec("num_heads", "INT", None, "Query heads H.", required=True),
-    AttributeSpec("kv_num_heads", "INT", None, "Key/value heads G; divides H.", required=True),
-    AttributeSpec("scale", "FLOAT", None, "Factor on q.k; default 1/sqrt(D)."),
-    AttributeSpec("softcap", "FLOAT", 0.0, "cap * tanh(score / cap) when > 0."),
-    AttributeSpec("local_window_size", "INT", -1, "W: position p sees (p - W, p]; -1 for all."),
+    AttributeSpec("num_heads", "INT", None, "Query heads H, at least 1.", required=True),
+    AttributeSpec(
+        "kv_num_heads", "INT", None, "Key/value heads G, at least 1; divides H. 1 when LATENT.", required=True
+    ),
+    AttributeSpec("scale", "FLOAT", None, "Factor on q.k; default 1/sqrt(D). Required when v_head_size is given."),
+    AttributeSpec("softcap", "FLOAT", 0.0, "cap * tanh(score / cap) when > 0; not negative."),
+    AttributeSpec("local_window_size", "INT", -1, "W, at least 1: position p sees (p - W, p]; -1 for all."),
     AttributeSpec("is_causal", "INT", 1, "0: new tokens of a sequence see each other both ways."),
     AttributeSpec("do_rotary", "INT", 0, "1: rotate q and k by cos_cache/sin_cache at their absolute position."),
     AttributeSpec("rotary_interleaved", "INT", 0, "1: pairs (2i, 2i+1); 0: pairs (i, i + rotary_dim/2)."),
-    AttributeSpec("rotary_offset", "INT", 0, "First rotated channel; a multiple of 8."),
+    AttributeSpec("rotary_offset", "INT", 0, "First rotated channel; a multiple of 8, not negative."),
     AttributeSpec("qk_norm_epsilon", "FLOAT", 1e-6, "Epsilon of the q/k RMSNorm."),
     AttributeSpec("k_quant_type", "STRING", "NONE", "NONE, PER_TENSOR, PER_CHANNEL; PER_TOKEN in domain pagegraft."),
     AttributeSpec("v_quant_type", "STRING", "NONE", "As k_quant_type."),
@@ -249,7 +251,7 @@ ATTRIBUTES: Final[tuple[AttributeSpec, ...]] = (
     ),
     AttributeSpec("v_cache_dtype", "STRING", "", "As k_cache_dtype."),
     AttributeSpec("kv_cache_layout", "STRING", "SEPARATE", "SEPARATE, or LATENT: V is the first Dv channels of K."),
-    AttributeSpec("v_head_size", "INT", 0, "Dv when LATENT; 0 is D."),
+    AttributeSpec("v_head_size", "INT", 0, "Dv when LATENT, at most D; 0 is D. 0 unless LATENT."),
     AttributeSpec("alibi_slopes", "FLOATS", None, "H slopes: score += slope_h * (j - p).", pagegraft_only=True),
 )
 
