@@ -32,13 +32,18 @@ class Answer:
 
 @dataclass
 class Board:
-    """All answers, and the peak use of the block pool; renders itself for `rich.live.Live`."""
+    """All answers and the use of the block pool; renders itself for `rich.live.Live`.
+
+    pool_use: owned blocks, and all there are. utilisation: live tokens over the slots of owned blocks.
+    """
 
     prompts: Sequence[DemoPrompt]
     pool_use: Callable[[], tuple[int, int]]
+    utilisation: Callable[[], float]
     clock: Callable[[], float] = time.perf_counter
     answers: list[Answer] = field(init=False)
     peak_blocks: int = field(init=False, default=0)
+    utilisations: list[float] = field(init=False, default_factory=list)
     started: float = field(init=False)
     finished: float | None = field(init=False, default=None)
 
@@ -63,7 +68,10 @@ class Board:
 
     def observe(self) -> None:
         """Note the pool's use; call it after each update of an answer."""
-        self.peak_blocks = max(self.peak_blocks, self.pool_use()[0])
+        owned = self.pool_use()[0]
+        self.peak_blocks = max(self.peak_blocks, owned)
+        if owned:
+            self.utilisations.append(self.utilisation())
         if self.finished is None and all(answer.finish_reason for answer in self.answers):
             self.finished = self.clock()
 

@@ -91,7 +91,7 @@ def prepare(cache_dir: Path, console: Console) -> Path:
 def answer(llm: LLM, prompts: Sequence[DemoPrompt], console: Console) -> Board:
     """Answer all prompts together, greedily, with a live display of the growing answers."""
     pool = llm.engine.scheduler.cache.pools[0]
-    board = Board(prompts, pool_use=lambda: (pool.num_owned, pool.num_blocks))
+    board = Board(prompts, pool_use=lambda: (pool.num_owned, pool.num_blocks), utilisation=llm.engine.kv_utilisation)
     requests = [llm.chat_prompt(prompt.messages) for prompt in prompts]
     index_of = {tuple(request["prompt_token_ids"]): index for index, request in enumerate(requests)}
     params = [SamplingParams(temperature=0.0, max_tokens=prompt.max_tokens) for prompt in prompts]
@@ -117,8 +117,10 @@ def _print_figures(llm: LLM, board: Board, console: Console) -> None:
     table = Table(title="How it went", show_header=False, title_justify="left")
     speed = f"{board.num_tokens} tokens in {board.seconds:.1f} s: {board.tokens_per_second:.0f} tokens/s"
     table.add_row("speed", speed + ", prompts included in the time")
-    use = f"{board.peak_blocks} of {pool.num_blocks} blocks at the peak ({board.peak_blocks / pool.num_blocks:.0%})"
-    table.add_row("KV utilisation", f"{use}, {size} tokens a block, {llm.model.kv_bytes / 2**20:.0f} MiB in all")
+    mean = sum(board.utilisations) / max(len(board.utilisations), 1)
+    table.add_row("KV utilisation", f"{mean:.0%} of the slots of the blocks in use hold a live token, on average")
+    use = f"{board.peak_blocks} of {pool.num_blocks} blocks at the peak"
+    table.add_row("KV pool", f"{use}, {size} tokens a block, {llm.model.kv_bytes / 2**20:.0f} MiB in all")
     table.add_row("against padding", f"{held} token slots held; one padded batch of these six would hold {padded}")
     table.add_row("shared prefix", f"{shared} prompt tokens were not computed again")
     console.print(table)

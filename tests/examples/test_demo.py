@@ -87,7 +87,7 @@ def test_where_without_a_model(tmp_path: Path) -> None:
 
 def test_board_shows_tails_and_figures() -> None:
     seconds = iter([10.0, *[14.0] * 20])
-    board = Board(DEMO_PROMPTS, pool_use=lambda: (3, 12), clock=lambda: next(seconds))
+    board = Board(DEMO_PROMPTS, pool_use=lambda: (3, 12), utilisation=lambda: 0.9, clock=lambda: next(seconds))
     for number, each in enumerate(board.answers):
         each.text, each.token_ids = " ".join(f"word{i}" for i in range(40)), range(10)
         each.finish_reason = "stop" if number else None
