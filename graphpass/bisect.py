@@ -16,7 +16,7 @@ from .packed import PackedModel
 from .passes import Analysis
 from .recognise.site import AttentionSite
 
-__all__ = ["Difference", "first_difference"]
+__all__ = ["Difference", "attention_rows", "first_difference"]
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ def _source_outputs(analysis: Analysis, tokens: Sequence[int]) -> list[Array]:
     given = probe.interface.tokens
     feeds[given] = np.asarray([tokens], feeds[given].dtype)
     values = probe.evaluator.run([site.output.value for site in analysis.sites], feeds)
-    return [_rows(site, v, len(tokens)) for site, v in zip(analysis.sites, values, strict=True)]
+    return [attention_rows(site, v, len(tokens)) for site, v in zip(analysis.sites, values, strict=True)]
 
 
-def _rows(site: AttentionSite, value: Array, tokens: int) -> Array:
+def attention_rows(site: AttentionSite, value: Array, tokens: int) -> Array:
     """A value at the site's output as `[T, H * Dv]`."""
     if site.output.perm is not None:
         value = value.transpose([int(a) for a in np.argsort(site.output.perm)])

@@ -74,7 +74,9 @@ def _print_summary(result: Any, out: Path) -> None:
         f"{result.nodes_before} nodes became {result.nodes_after}; {_bytes(result.kv_bytes_per_token)} of KV a token"
     )
     checked = result.verification
-    if checked.get("verified"):
+    if "scope" in checked:
+        console.print(f"verified by {checked['scope']}; attention within {checked['difference']:.1e} of its deviation")
+    elif checked.get("verified"):
         console.print(
             f"verified against the source: {checked['tokens']} tokens of {checked['sequences']} sequences, logits "
             f"within {checked['difference']:.1e} of their deviation and {checked['context_fraction']:.2%} of what the "

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 from onnx import helper
+from pagegraft.custom_ops import register
 
 from .errors import NotConvertible
 from .graph import GraphView, is_constant, node_inputs
@@ -48,7 +49,9 @@ def element_type(array: Array) -> int:
 class Evaluator:
     """Evaluates slices of one graph. Sessions are kept by what they compute and from what."""
 
-    def __init__(self, model: ir.Model, view: GraphView) -> None:
+    def __init__(self, model: ir.Model, view: GraphView, *, custom_ops: bool = False) -> None:
+        """With `custom_ops`, sessions know pagegraft's ops."""
+        self._custom_ops = custom_ops
         self._model = model
         self.view = view
         self._sessions: dict[tuple[Any, ...], tuple[ort.InferenceSession, list[str]]] = {}
@@ -130,7 +133,10 @@ class Evaluator:
         opsets = [helper.make_opsetid(d, v) for d, v in self._model.opset_imports.items()]
         proto = helper.make_model(graph, opset_imports=opsets, ir_version=min(self._model.ir_version, 11))
         try:
-            session = ort.InferenceSession(proto.SerializeToString(), session_options())
+            options = session_options()
+            if self._custom_ops:
+                register(options)
+            session = ort.InferenceSession(proto.SerializeToString(), options)
         except Exception as error:
             raise Unevaluable(
                 f"onnxruntime does not load a part of the source: {first_line(error)}", wanted[0].name or ""
@@ -173,8 +179,18 @@ def _tensor_proto(value: ir.Value) -> onnx.TensorProto:
     tensor = value.const_value
     if tensor is None:
         raise Unevaluable(f"constant '{value.name}' has no data", value.name or "")
-    proto = ir.serde.serialize_tensor(ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name))
-    return proto
+    if isinstance(tensor, ir.ExternalTensor):
+        return _read_external(tensor, value.name or "")
+    return ir.serde.serialize_tensor(ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name))
+
+
+def _read_external(tensor: ir.ExternalTensor, name: str) -> onnx.TensorProto:
+    """Reads external data without mapping the file, whose touched pages would count as memory for good."""
+    with open(tensor.path, "rb") as file:
+        file.seek(tensor.offset or 0)
+        raw = file.read(tensor.length if tensor.length is not None else tensor.nbytes)
+    dims = [int(d) for d in tensor.shape.numpy()]
+    return onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=dims, raw_data=raw)
 
 
 def first_line(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from .output import MODEL_FILE, check_output, data_file_facts, new_folder, write
 from .packed import PackedModel, SourceModel
 from .passes import Analysis, analyse, rewrite
 from .report import Refusal, Report, describe
+from .slices import verify_slices
 from .texts import bundled_text
 from .verify import Verification, accuracy_key, compare, make_schedule
 
@@ -32,6 +34,8 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_se
 _LARGEST_DIGESTED = 1 << 30
 #: Models below this many bytes are verified past windows of thousands of tokens.
 _SMALL_MODEL = 64 << 20
+#: Memory that two sessions take, in multiples of the source's bytes: weights, and products packed for the processor.
+_MEMORY_FACTOR = 3.0
 
 
 def _silent(_: str) -> None:
@@ -80,8 +84,10 @@ def convert(
         manifest = _manifest(found, folder, files, analysis, layers, options)
         verification: dict[str, Any] = {"verified": False, "reason": "not wanted"}
         if options.verify:
-            result = _verify(found, folder, manifest, analysis, options, progress)
-            verification = {"verified": True, **result.to_dict()}
+            verification = {
+                "verified": True,
+                **_verification(found, folder, manifest, analysis, options, progress),
+            }
         if request is not None:
             manifest, verification["kv_cache"] = _change_caches(
                 found, folder, manifest, request, analysis, options, progress
@@ -208,6 +214,29 @@ def _verify(
         )
     progress(result.sentence())
     return result
+
+
+def _verification(
+    source: Source,
+    folder: Path,
+    manifest: names.Manifest,
+    analysis: Analysis,
+    options: ConvertOptions,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Whole models where memory allows, attention by attention where it does not."""
+    if too_large_to_run(source):
+        return verify_slices(_analysed(source, options), folder, manifest, progress=progress)
+    return _verify(source, folder, manifest, analysis, options, progress).to_dict()
+
+
+def too_large_to_run(source: Source) -> bool:
+    """True when source and converted model side by side would take more than half of the free memory, or 8 GiB."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        free = 8 << 30
+    return source_bytes(source) * _MEMORY_FACTOR > min(free / 2, 8 << 30)
 
 
 def verification_length(analysis: Analysis, source: Source) -> int:

@@ -155,8 +155,6 @@ def _operands(probe: Probe, anchor: ScoreAnchor, name: str) -> tuple[Operand, Op
             raise NotConvertible(f"the layout of the {role} is not understood", name, kind="layout")
         found.append(operand)
     query, key, value = found
-    if value.scale != 1.0:
-        raise NotConvertible("values are scaled on their way into the product", name, kind="layout")
     if key.heads != value.heads:
         raise NotConvertible(f"{key.heads} key heads but {value.heads} value heads", name, kind="layout")
     if query.heads % key.heads:

@@ -195,9 +195,11 @@ class Fuser:
             return None
         interleaved, offset, width = rotated
         if normed:
-            weight = own / np.sqrt(size)
-            epsilon = self._epsilon(operand, place, weight)
-            return _Form(place.value, place.perm, interleaved, offset, width, 1.0, weight, epsilon) if epsilon else None
+            epsilon = self._epsilon(operand, place, own / np.sqrt(size))
+            if epsilon is None:
+                return None
+            weight = own * np.sqrt(1.0 / size + epsilon)  # a unit vector's mean square is 1 / size
+            return _Form(place.value, place.perm, interleaved, offset, width, 1.0, weight, epsilon)
         gain = float(own[0] if offset or width == 0 else own[-1])
         if not np.allclose(own, gain, rtol=1e-3):
             return None
@@ -243,7 +245,7 @@ class Fuser:
             x[first] = 1.0
             factor = form.gain
             if form.weight is not None:
-                factor = np.sqrt(operand.size / len(first)) * form.weight[first]
+                factor = form.weight[first] / np.sqrt(len(first) / operand.size + form.epsilon)
             cos, sin = [], []
             step = _SWEEP if self._probe.has_past else self._longest
             for past in range(0, self._longest, step):
@@ -306,7 +308,7 @@ def _second_factor(form: _Form, operand: Operand, first: Array, second: Array) -
     """What the sine of each pair is multiplied by: the gain of the channel it came from."""
     if form.weight is None:
         return form.gain
-    return np.sqrt(operand.size / len(first)) * form.weight[first]
+    return form.weight[first] / np.sqrt(len(first) / operand.size + form.epsilon)
 
 
 def _pairs(interleaved: bool, offset: int, width: int) -> tuple[Array, Array]:

@@ -28,6 +28,7 @@ class Probe:
     """Shapes and structural values of a source model as functions of (new, past)."""
 
     def __init__(self, model: ir.Model, view: GraphView, interface: SourceInterface) -> None:
+        self.model = model
         self.view = view
         self.interface = interface
         self.evaluator = Evaluator(model, view)

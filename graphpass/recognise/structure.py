@@ -65,7 +65,7 @@ def plan_structure(probe: Probe, sites: Sequence[AttentionSite], longest: int) -
         if boundary.value not in proven:
             _prove(probe, boundary, positions, longest)
             proven.add(boundary.value)
-    constants, shapes = _folds(probe, cone, positions)
+    constants, shapes = _folds(probe, cone, positions, longest)
     live = _reads_positions(probe, boundaries, positions, constants)
     return StructurePlan(positions, constants, shapes, position_free=not live, limit=limit)
 
@@ -192,7 +192,7 @@ def _offset(arrays: Sequence[Array], sizes: Sequence[Size]) -> int | None:
         if array.size != new or array.dtype.kind not in "if":
             return None
         difference = array.reshape(-1).astype(np.float64) - np.arange(past, past + new)
-        if not np.all(difference == difference[0]) or difference[0] != int(difference[0]):
+        if not np.isfinite(difference[0]) or not np.all(difference == difference[0]) or difference[0] % 1:
             return None
         found.add(int(difference[0]))
     return found.pop() if len(found) == 1 else None
@@ -297,7 +297,7 @@ def _ignores_past(probe: Probe, value: ir.Value, size: Size) -> bool:
 
 
 def _folds(
-    probe: Probe, cone: Sequence[ir.Value], positions: Mapping[ir.Value, int]
+    probe: Probe, cone: Sequence[ir.Value], positions: Mapping[ir.Value, int], longest: int
 ) -> tuple[dict[ir.Value, Array], dict[ir.Value, Array]]:
     """Values that are the same for every number of tokens and every position, and shapes with one varying element."""
     values = [v for v in cone if v.producer() is not None and v not in positions]
@@ -305,7 +305,7 @@ def _folds(
         return {}, {}
     runs: list[list[Array]] = []
     for tokens, start in ((2, 0), (3, 5), (7, 11), (64, 100)):
-        packed = np.arange(start, start + tokens)
+        packed = np.arange(start, start + tokens) % longest  # tables end there
         runs.append(probe.evaluator.run(values, packed_feeds(probe, values, positions, packed)))
     constants: dict[ir.Value, Array] = {}
     shapes: dict[ir.Value, Array] = {}

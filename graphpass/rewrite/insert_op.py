@@ -103,7 +103,10 @@ def insert_attention(
         out.shape, out.type = cache.shape, cache.type
     outputs[0].type = ir.TensorType(dtype)
     outputs[0].shape = ir.Shape(["tokens", site.heads * site.value.size])
-    _rewire(builder, site, outputs[0])
+    attended = outputs[0]
+    if site.value.scale != 1.0:  # attention is linear in its values
+        attended = builder.node("Mul", [attended, builder.constant(np.array(site.value.scale, kind))])[0]
+    _rewire(builder, site, attended)
     return caches, outputs[1:]
 
 
