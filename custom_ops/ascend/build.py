@@ -22,7 +22,7 @@ from ..errors import LibraryError
 __all__ = ["ROOT", "STRICT_FLAGS", "build_library", "compile_sources", "kernel_variants", "run_compiler"]
 
 ROOT: Final = Path(__file__).resolve().parent
-STRICT_FLAGS: Final = ("-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wdouble-promotion")
+STRICT_FLAGS: Final = ("-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wdouble-promotion")
 
 
 def kernel_variants() -> dict[str, tuple[str, tuple[str, ...]]]:

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="session")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     path = tmp_path_factory.mktemp("broken") / "libbroken.so"
-    flags = [*STRICT_FLAGS, "-O1", "-shared", f"-I{ROOT / 'emulator' / 'include'}"]
+    flags = [*STRICT_FLAGS, "-shared", f"-I{ROOT / 'emulator' / 'include'}"]
     run_compiler(["g++", *flags, str(HERE / "broken_kernels.cpp"), "-o", str(path)])
     library = ctypes.CDLL(str(path))
     library.pg_case_name.restype = library.pg_case_check.restype = ctypes.c_char_p
