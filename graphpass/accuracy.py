@@ -63,22 +63,19 @@ class _Tally:
 
     def add(self, reference: Array, actual: Array, targets: Sequence[int]) -> None:
         """Logits `[n, vocab]` of both; `targets` are the next tokens of the first rows."""
-        reference, actual = reference.astype(np.float64), actual.astype(np.float64)
-        gap = np.abs(actual - reference)
-        self.error_square += float(np.sum(gap**2))
+        gap = actual.astype(np.float32) - reference.astype(np.float32)
+        self.error_square += float(np.vdot(gap, gap))
         # NaN must not hide in a comparison.
-        self.error_max = max(self.error_max, float(gap.max())) if np.isfinite(gap).all() else math.inf
-        self.sum += float(reference.sum())
-        self.square += float(np.sum(reference**2))
+        largest = float(np.abs(gap).max())
+        self.error_max = max(self.error_max, largest) if math.isfinite(largest) else math.inf
+        self.sum += float(reference.sum(dtype=np.float64))
+        self.square += float(np.vdot(reference.astype(np.float32), reference.astype(np.float32)))
         self.count += reference.size
         self.rows += len(reference)
         self.agreed += int(np.sum(reference.argmax(axis=1) == actual.argmax(axis=1)))
         self.targets += len(targets)
         for index, logits in enumerate((reference, actual)):
-            top = logits.max(axis=1)
-            total = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
-            rows = np.arange(len(targets))
-            self.loss[index] += float(np.sum(total[rows] - logits[rows, list(targets)]))
+            self.loss[index] += _negative_log_likelihood(logits[: len(targets)].astype(np.float32), targets)
 
     def result(self, text: str) -> KvAccuracy:
         """The figures of all that was added."""
@@ -94,6 +91,13 @@ class _Tally:
             perplexity=actual,
             reference_perplexity=reference,
         )
+
+
+def _negative_log_likelihood(logits: Array, targets: Sequence[int]) -> float:
+    """Sum over rows `[n, vocab]` of -log of the probability of each target; the sums are in float64."""
+    top = logits.max(axis=1, keepdims=True)
+    total = np.log(np.exp(logits - top).sum(axis=1, dtype=np.float64)) + top[:, 0]
+    return float(np.sum(total - logits[np.arange(len(targets)), list(targets)]))
 
 
 def measure(

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import onnx_ir as ir
 from pagegraft.custom_ops import manifest as names
 
 from .errors import KvCacheError
 from .evaluate import Array
 from .packed import PackedModel
 from .rewrite.cache_dtype import CacheFormat, LayerScales
+from .rewrite.rotation import rotations
 from .texts import TokenText, file_text
 
 __all__ = ["KvScales", "calibrate", "compute_scales", "feed_text", "windows_of"]
@@ -36,6 +38,10 @@ _VERSION: Final = 1
 #: Tokens of a text that are one sequence at most, and computed in one step.
 _LONGEST: Final = 4096
 _CHUNK: Final = 128
+#: Tokens of a sequence when several sequences are to stand at different positions.
+_SHORT: Final = 128
+#: How often each key is turned to a random position of the context.
+_MOVES: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,18 +115,34 @@ def calibrate(folder: Path | str, text: Path | str, form: CacheFormat) -> KvScal
 
 
 def compute_scales(model: Path, manifest: names.Manifest, text: TokenText, form: CacheFormat) -> KvScales:
-    """Runs the float-cache model over the text and takes the scales from what its caches then hold."""
-    windows = windows_of(text.tokens, manifest.max_positions)
+    """Runs the float-cache model over the text and takes the scales from what its caches then hold.
+
+    Keys are also counted as they would be at other positions of the model's context: turned by the node's own rotary
+    tables, or, where the graph rotates them, computed at other position ids.
+    """
+    rng = np.random.default_rng(7)
+    longest = manifest.max_positions
+    windows = windows_of(text.tokens, longest)
+    offsets = [0] * len(windows)
+    if manifest.positions == "position_ids" and longest is not None:
+        windows = windows_of(text.tokens, min(longest, _SHORT))
+        offsets = [0, *(int(rng.integers(0, longest - len(w) + 1)) for w in windows[1:])]
     packed = PackedModel(model, manifest, num_blocks=blocks_for(windows, 16), block_size=16, threads=0)
-    for number, window in enumerate(windows):
+    for number, (window, offset) in enumerate(zip(windows, offsets, strict=True)):
+        packed.place(number, offset)
         feed_text(packed, number, window)
     layers = []
-    for index, layer in enumerate(manifest.layers):
-        key = _scale(_collect(packed, index, "key", len(windows)), form)
+    for index, (layer, rotation) in enumerate(zip(manifest.layers, rotations(ir.load(model), manifest), strict=True)):
+        keys = _collect(packed, index, "key", len(windows))
+        if rotation is not None:
+            position_T = np.concatenate([np.arange(len(w)) for w in windows])
+            bound = min(len(rotation.angles), longest or len(rotation.angles))
+            moved = [rotation.move(keys, position_T, rng.integers(0, bound, len(keys))) for _ in range(_MOVES)]
+            keys = np.concatenate([keys, *moved])
         value = None
         if layer.value_head_size is not None:
             value = _scale(_collect(packed, index, "value", len(windows)), form)
-        layers.append(LayerScales(key=key, value=value))
+        layers.append(LayerScales(key=_scale(keys, form), value=value))
     digest = str(manifest.source.get("digest", ""))
     return KvScales(form=form, layers=tuple(layers), source_digest=digest, origin=text.origin)
 

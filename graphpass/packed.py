@@ -24,6 +24,7 @@ __all__ = ["PackedModel", "SourceModel"]
 @dataclass
 class _Sequence:
     tokens: int = 0
+    offset: int = 0
     blocks: dict[int, list[int]] = field(default_factory=dict)
 
 
@@ -81,6 +82,10 @@ class PackedModel:
         ends = np.cumsum([len(tokens) for _, tokens in work])
         return [np.asarray(part) for part in np.split(logits, ends[:-1])]
 
+    def place(self, sequence: int, offset: int) -> None:
+        """Lets a new sequence's position ids begin at `offset`; graphs that count from the past lengths ignore it."""
+        self._sequences[sequence] = _Sequence(offset=offset)
+
     def stored(self, layer: int, part: str, sequence: int) -> Array:
         """What a sequence has in a layer's "key" or "value" cache, as stored: `[tokens, G, W]`."""
         state = self._sequences[sequence]
@@ -94,7 +99,9 @@ class PackedModel:
         positions = [np.arange(s.tokens, s.tokens + n) for s, n in zip(states, lengths, strict=True)]
         feeds: dict[str, Array] = {
             names.INPUT_IDS: np.concatenate([np.asarray(t, np.int64) for _, t in work]),
-            names.POSITION_IDS: np.concatenate(positions).astype(np.int64),
+            names.POSITION_IDS: np.concatenate([p + s.offset for p, s in zip(positions, states, strict=True)]).astype(
+                np.int64
+            ),
             names.CUMULATIVE: np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
             names.PAST: np.array([s.tokens for s in states], np.int32),
             names.LOGITS_INDICES: np.arange(sum(lengths), dtype=np.int32),
