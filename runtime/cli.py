@@ -192,6 +192,10 @@ def serve(
         typer.Option("--request-timeout", help="Seconds after which a request is ended."),
     ] = None,
     drain_seconds: Annotated[float, typer.Option("--drain-seconds", help="For running requests at the end.")] = 30.0,
+    shared_memory: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--shared-memory", help="Name of a shared memory region for the caches."),
+    ] = None,
 ) -> None:
     """Serves a model by OpenAI's HTTP interface, with metrics at /metrics and a chat page at /."""
     try:
@@ -216,6 +220,7 @@ def serve(
         num_threads=threads,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
+        shared_memory=shared_memory,
     )
 
 

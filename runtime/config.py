@@ -22,6 +22,8 @@ class EngineConfig:
     enable_prefix_caching: share blocks of equal prefixes, and keep them after their request.
     num_threads: threads of the model; None is one a core.
     debug: check all accounting after each step.
+    shared_memory: name of a POSIX shared memory region that holds the caches, where other processes can read them
+        (`model.shared_memory.attach`); it is freed even after `kill -9`, by the next engine that uses any.
     """
 
     kv_memory: int | str | None = None
@@ -32,6 +34,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     num_threads: int | None = None
     debug: bool = False
+    shared_memory: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs", "num_threads"):

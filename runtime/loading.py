@@ -52,11 +52,13 @@ def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner |
     manifest = Manifest.load(folder)
     block_size = config.block_size or manifest.default_block_size
     if runner is None:
-        runner = OnnxRunner(folder, manifest, num_threads=config.num_threads)
+        runner = OnnxRunner(folder, manifest, num_threads=config.num_threads, shared_memory=config.shared_memory)
+    elif config.shared_memory is not None:
+        raise ConfigurationError("caches in shared memory are a matter of the CPU runner: leave shared_memory out")
     shapes, max_chunk = _shapes(manifest, config, block_size)
+    runner.allocate_kv([KVGroup(shape.num_blocks, block_size) for shape in shapes])
     cache = CacheManager(shapes, block_size, max_chunk=max_chunk, share_prefixes=config.enable_prefix_caching)
     scheduler = Scheduler(cache, max_step_tokens=config.max_num_batched_tokens, max_sequences=config.max_num_seqs)
-    runner.allocate_kv([KVGroup(shape.num_blocks, block_size) for shape in shapes])
     text = ModelText(folder)
     tables = BlockTables(len(shapes), config.max_num_seqs)
     engine = Engine(

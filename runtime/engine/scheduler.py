@@ -197,18 +197,20 @@ class Scheduler(Lifecycle):
 
     def _is_being_computed(self, sequence: Sequence, hit: PrefixHit) -> bool:
         """True when a running sequence is about to compute the very block that comes after the hit."""
+        if not self.cache.share_prefixes or not sequence.read_cache:
+            return False
         start = len(hit.nodes) * self.cache.block_size
         end = start + self.cache.block_size
-        if not self.cache.share_prefixes or not sequence.read_cache or end >= sequence.num_tokens:
+        node = hit.nodes[-1] if hit.nodes else self.cache.index.find_root(sequence.cache_salt)
+        if node is None or end >= sequence.num_tokens:
             return False
-        for other in self.running:
-            if (
-                other.next_full == end <= other.num_tokens
-                and other.cache_salt == sequence.cache_salt
-                and other.tokens[:end] == sequence.tokens[:end]
-            ):
-                return True
-        return False
+        # A node stands for all tokens up to it, so that only the next block is compared.
+        return any(
+            other.prefix is node
+            and other.next_full == end <= other.num_tokens
+            and other.tokens[start:end] == sequence.tokens[start:end]
+            for other in self.running
+        )
 
     def _start(self, draft: _Draft, sequence: Sequence, hit: PrefixHit, left: int) -> int:
         """Admits a sequence and plans its first chunk; returns the chunk's size."""

@@ -21,7 +21,7 @@ from ..engine.positions import blocks_for, window_block_bound
 from .memory import format_bytes
 from .runner import KVGroup
 
-__all__ = ["CacheTensor", "KVPool", "bytes_per_block", "cache_tensors", "least_memory", "size_pools"]
+__all__ = ["CacheTensor", "KVLayout", "KVPool", "bytes_per_block", "cache_tensors", "least_memory", "size_pools"]
 
 #: Logical cache type -> (numpy type of the same width, ONNX element type).
 _STORAGE: dict[str, tuple[type[Any], int]] = {
@@ -130,29 +130,57 @@ def size_pools(
     return tuple(GroupShape(g.window, count) for g, count in zip(manifest.groups, counts, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor lies in the pool's memory."""
+
+    tensor: CacheTensor
+    offset: int
+    shape: tuple[int, ...]
+
+
+class KVLayout:
+    """Where every cache tensor of a model lies in one stretch of `num_bytes` bytes."""
+
+    def __init__(self, manifest: Manifest, groups: Sequence[KVGroup]) -> None:
+        self.num_groups = len(groups)
+        self.places: list[_Place] = []
+        self.num_bytes = 0
+        for tensor in cache_tensors(manifest, groups[0].block_size):
+            blocks = groups[tensor.group].num_blocks
+            self.places.append(_Place(tensor, self.num_bytes, (blocks, *tensor.block_shape)))
+            self.num_bytes += _padded(tensor.block_bytes * blocks)
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Offset, shape and numpy type by input name, for those who read the memory from outside."""
+        return {
+            cache_name(place.tensor.layer, place.tensor.part): {
+                "offset": place.offset,
+                "shape": list(place.shape),
+                "dtype": np.dtype(_STORAGE[place.tensor.dtype][0]).str,
+                "cache_dtype": place.tensor.dtype,
+            }
+            for place in self.places
+        }
+
+
 class KVPool:
     """The memory of all cache tensors; pages that no block ever used are never touched.
 
-    `buffer` is one flat uint8 array to put them into (shared memory, for example); by default it is private.
+    `buffer` is the flat uint8 array to put them into (shared memory, for example); by default it is private.
     """
 
-    def __init__(
-        self, manifest: Manifest, groups: Sequence[KVGroup], *, buffer: NDArray[np.uint8] | None = None
-    ) -> None:
-        block_size = groups[0].block_size
-        tensors = cache_tensors(manifest, block_size)
-        lengths = [_padded(t.block_bytes * groups[t.group].num_blocks) for t in tensors]
+    def __init__(self, layout: KVLayout, *, buffer: NDArray[np.uint8] | None = None) -> None:
         if buffer is None:
-            buffer = _aligned(sum(lengths))
-        self.num_bytes = sum(lengths)
+            buffer = _aligned(layout.num_bytes)
+        self.num_bytes = layout.num_bytes
         self.values: dict[str, tuple[str, onnxruntime.OrtValue]] = {}
-        self._arrays: list[list[NDArray[Any]]] = [[] for _ in groups]
-        at = 0
-        for tensor, length in zip(tensors, lengths, strict=True):
+        self._arrays: list[list[NDArray[Any]]] = [[] for _ in range(layout.num_groups)]
+        for place in layout.places:
+            tensor = place.tensor
             numpy_type, onnx_type = _STORAGE[tensor.dtype]
-            shape = (groups[tensor.group].num_blocks, *tensor.block_shape)
-            array = buffer[at : at + prod(shape) * np.dtype(numpy_type).itemsize].view(numpy_type).reshape(shape)
-            at += length
+            length = prod(place.shape) * np.dtype(numpy_type).itemsize
+            array = buffer[place.offset : place.offset + length].view(numpy_type).reshape(place.shape)
             self._arrays[tensor.group].append(array)
             value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, onnx_type)
             name = cache_name(tensor.layer, tensor.part)
@@ -170,6 +198,11 @@ def _padded(length: int) -> int:
 
 
 def _aligned(length: int) -> NDArray[np.uint8]:
-    raw = np.empty(length + _ALIGNMENT, np.uint8)
+    try:
+        raw = np.empty(length + _ALIGNMENT, np.uint8)
+    except MemoryError:
+        raise ConfigurationError(
+            f"{format_bytes(length)} of caches cannot be allocated: give less --kv-memory or fewer blocks"
+        ) from None
     skip = -raw.ctypes.data % _ALIGNMENT
     return raw[skip : skip + length]

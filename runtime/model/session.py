@@ -21,8 +21,9 @@ from ...custom_ops import register
 from ...custom_ops.manifest import INPUT_IDS, LOGITS, LOGITS_INDICES, Manifest
 from ..engine.errors import ConfigurationError, StepError
 from ..engine.plan import BlockCopy
-from .kv_pool import KVPool
+from .kv_pool import KVLayout, KVPool
 from .runner import Feeds, KVGroup
+from .shared_memory import SharedRegion
 
 __all__ = ["OnnxRunner", "new_session"]
 
@@ -57,9 +58,11 @@ def new_session(model: Path, *, num_threads: int | None, with_our_op: bool = Tru
 
 
 class OnnxRunner:
-    """A ModelRunner on onnxruntime's CPU provider."""
+    """A ModelRunner on onnxruntime's CPU provider; `shared_memory` names a region that holds the caches."""
 
-    def __init__(self, folder: Path, manifest: Manifest, *, num_threads: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, *, num_threads: int | None = None, shared_memory: str | None = None
+    ) -> None:
         self._manifest = manifest
         self._session = new_session(folder / manifest.model_file, num_threads=num_threads)
         self._binding = self._session.io_binding()
@@ -69,13 +72,18 @@ class OnnxRunner:
         self._logits = np.empty((0, manifest.vocab_size), self._logits_type)
         self._logits_values: dict[int, onnxruntime.OrtValue] = {}
         self._pool: KVPool | None = None
+        self._shared_name = shared_memory
+        self._region: SharedRegion | None = None
         self._num_rows = -1  # rows of the logits bound now
         self._buffers: dict[tuple[str, tuple[int, ...]], _Slot] = {}
         self._bound: dict[str, _Slot] = {}
 
-    def allocate_kv(self, groups: Sequence[KVGroup], *, buffer: NDArray[np.uint8] | None = None) -> None:
-        """Allocates the caches, in `buffer` when given, and binds them."""
-        self._pool = KVPool(self._manifest, groups, buffer=buffer)
+    def allocate_kv(self, groups: Sequence[KVGroup]) -> None:
+        """Allocates the caches and binds them; see ModelRunner. Raises ConfigurationError when memory is lacking."""
+        layout = KVLayout(self._manifest, groups)
+        if self._shared_name is not None:
+            self._region = SharedRegion(self._shared_name, layout.num_bytes, layout.describe())
+        self._pool = KVPool(layout, buffer=self._region.buffer if self._region else None)
         for past, (present, value) in self._pool.values.items():
             self._binding.bind_ortvalue_input(past, value)
             self._binding.bind_ortvalue_output(present, value)
@@ -138,3 +146,6 @@ class OnnxRunner:
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._bound, self._pool = {}, None
+        if self._region is not None:
+            self._region.close()
+            self._region = None
