@@ -20,7 +20,7 @@ from .output import MODEL_FILE, check_output, data_file_facts, new_folder, write
 from .packed import PackedModel, SourceModel
 from .passes import Analysis, analyse, rewrite
 from .report import Refusal, Report, describe
-from .slices import verify_slices
+from .slices import source_slices, verify_slices
 from .texts import bundled_text
 from .verify import Verification, accuracy_key, compare, make_schedule
 
@@ -76,6 +76,8 @@ def convert(
     progress("recognising attention")
     analysis = analyse(model, options, max_positions=longest_context(found, options))
     report = describe(str(found.file), analysis, nodes_before=nodes)
+    sliced = options.verify and too_large_to_run(found)
+    oracles = source_slices(analysis, progress=progress) if sliced else []
     progress(f"rewriting {len(analysis.sites)} attentions")
     layers = rewrite(model, analysis)
     with new_folder(out) as folder:
@@ -84,10 +86,11 @@ def convert(
         manifest = _manifest(found, folder, files, analysis, layers, options)
         verification: dict[str, Any] = {"verified": False, "reason": "not wanted"}
         if options.verify:
-            verification = {
-                "verified": True,
-                **_verification(found, folder, manifest, analysis, options, progress),
-            }
+            if oracles:
+                checked = verify_slices(oracles, folder, manifest, accuracy=analysis.accuracy, progress=progress)
+            else:
+                checked = _verify(found, folder, manifest, analysis, options, progress).to_dict()
+            verification = {"verified": True, **checked}
         if request is not None:
             manifest, verification["kv_cache"] = _change_caches(
                 found, folder, manifest, request, analysis, options, progress
@@ -214,20 +217,6 @@ def _verify(
         )
     progress(result.sentence())
     return result
-
-
-def _verification(
-    source: Source,
-    folder: Path,
-    manifest: names.Manifest,
-    analysis: Analysis,
-    options: ConvertOptions,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Whole models where memory allows, attention by attention where it does not."""
-    if too_large_to_run(source):
-        return verify_slices(_analysed(source, options), folder, manifest, progress=progress)
-    return _verify(source, folder, manifest, analysis, options, progress).to_dict()
 
 
 def too_large_to_run(source: Source) -> bool:

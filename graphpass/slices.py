@@ -9,6 +9,7 @@ touched by the rewrite, or was proven by evaluation (structure.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,37 +26,58 @@ from .passes import Analysis
 from .recognise.site import AttentionSite
 from .verify import TOLERANCES
 
-__all__ = ["verify_slices"]
+__all__ = ["LayerOracle", "source_slices", "verify_slices"]
 
 _LENGTHS = (19, 1, 7, 12)
 _FIRST = (11, 1, 3, 12)  # tokens of each sequence in the first step
 _BLOCK = 4
 
 
-def verify_slices(
-    analysis: Analysis, folder: Path, manifest: names.Manifest, *, progress: Callable[[str], None] = lambda _: None
-) -> dict[str, Any]:
-    """Compares every attention. Raises VerificationError with the first one that differs; returns what was done.
+@dataclass(frozen=True)
+class LayerOracle:
+    """What the source's slice of one layer gives for hidden states at the value named `start`."""
 
-    `analysis` is of the unedited source.
-    """
-    tolerance = TOLERANCES[analysis.accuracy]
+    node: str
+    start: str
+    hidden: tuple[Array, ...]
+    expected: tuple[Array, ...]
+
+
+def source_slices(analysis: Analysis, *, progress: Callable[[str], None] = lambda _: None) -> list[LayerOracle]:
+    """Runs the source's side of every slice. Must come before the rewrite: `analysis` is of the unedited source."""
+    oracles = []
+    for layer, site in enumerate(analysis.sites):
+        progress(f"running layer {layer + 1} of {len(analysis.sites)} of the source")
+        start = _common_origin(analysis.probe.view, site)
+        evaluator = Evaluator(analysis.probe.model, analysis.probe.view)  # one a layer: it keeps the weights it read
+        hidden = _hidden_states(analysis, start)
+        expected = tuple(_source_rows(analysis, evaluator, site, start, h) for h in hidden)
+        oracles.append(LayerOracle(site.node.name or "", start.name or "", tuple(hidden), expected))
+    return oracles
+
+
+def verify_slices(
+    oracles: Sequence[LayerOracle],
+    folder: Path,
+    manifest: names.Manifest,
+    *,
+    accuracy: str,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Compares every attention. Raises VerificationError with the first one that differs; returns what was done."""
+    tolerance = TOLERANCES[accuracy]
     worst = 0.0
     converted = ir.load(folder / manifest.model_file)
     nodes = [n for n in converted.graph if n.op_type == spec.OP_TYPE]
-    for layer, (site, node) in enumerate(zip(analysis.sites, nodes, strict=True)):
+    for layer, (oracle, node) in enumerate(zip(oracles, nodes, strict=True)):
         progress(f"verifying layer {layer + 1} of {len(nodes)} by itself")
-        start = _common_origin(analysis.probe.view, site)
-        hidden = _hidden_states(analysis, start)
-        evaluator = Evaluator(analysis.probe.model, analysis.probe.view)  # one a layer: it keeps the weights it read
-        expected = [_source_rows(analysis, evaluator, site, start, h) for h in hidden]
-        actual = _packed_rows(converted, node, start.name or "", manifest, layer, hidden)
-        deviation = float(np.std(np.concatenate(expected))) or 1.0
-        difference = max(float(np.max(np.abs(a - e))) for a, e in zip(actual, expected, strict=True)) / deviation
+        actual = _packed_rows(converted, node, oracle.start, manifest, layer, oracle.hidden)
+        deviation = float(np.std(np.concatenate(oracle.expected))) or 1.0
+        difference = max(float(np.max(np.abs(a - e))) for a, e in zip(actual, oracle.expected, strict=True)) / deviation
         worst = max(worst, difference)
         if not difference <= tolerance:
             raise VerificationError(
-                f"the converted attention of layer {layer} ('{site.node.name}') differs from its source by "
+                f"the converted attention of layer {layer} ('{oracle.node}') differs from its source by "
                 f"{difference:.1e} of its deviation (limit {tolerance:.0e}); nothing was written: please report this"
             )
     return {

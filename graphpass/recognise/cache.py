@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -124,23 +124,28 @@ def resolve_cache_shapes(probe: Probe, index: CacheIndex) -> None:
         if cache not in links:
             _refuse_state(cache)
     # In graph order: a later layer's operands are computed through the earlier layers' caches.
+    symbols: dict[str, int] = {}  # what a symbolic dimension was found to be holds for all caches
     for cache, link in sorted(links.items(), key=lambda item: probe.view.order[item[1].node]):
         axis = _token_axis(link)
-        shape = [_static(d) for d in (cache.shape or ())]
+        shape = [_static(d) if i == axis else _static(d, symbols) for i, d in enumerate(cache.shape or ())]
         if shape[axis] is not None:
             _refuse_state(cache)
         known: list[int | None] = list(shape)
         if any(d is None for i, d in enumerate(shape) if i != axis):
             known = _complete(probe, link, shape, axis)
         known[axis] = None
+        for dim, size in zip(cache.shape or (), known, strict=True):
+            if not isinstance(dim, int) and dim.value is not None and size is not None:
+                symbols.setdefault(str(dim.value), size)
         probe.set_cache_shape(cache, tuple(known))
 
 
-def _static(dim: int | ir.SymbolicDim) -> int | None:
+def _static(dim: int | ir.SymbolicDim, symbols: Mapping[str, int] | None = None) -> int | None:
+    """A dimension's size: stated, stated as a text, or known for its symbol."""
     if isinstance(dim, int):
         return dim
     text = str(dim.value) if dim.value is not None else ""
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdigit() else (symbols or {}).get(text)
 
 
 def _token_axis(link: CacheLink) -> int:
