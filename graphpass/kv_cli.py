@@ -56,7 +56,9 @@ def print_caches(facts: dict[str, Any], console: Console) -> None:
     """What a conversion says of caches that it gave another type."""
     kind = facts["dtype"] if facts["quant"] == "NONE" else f"{facts['dtype']}, scales {facts['quant']}"
     console.print(f"caches store {kind}")
-    if "verification" in facts:
+    if "verification" not in facts:
+        console.print("not measured; compare with a float-cache conversion by: pagegraft accuracy OUT --against FLOAT")
+    else:
         checked, measured = facts["verification"], facts["accuracy"]
         console.print(
             f"with them, logits typically within {checked['context_fraction']:.2%} of what the context changes (limit "

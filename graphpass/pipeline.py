@@ -93,7 +93,13 @@ def convert(
             verification = {"verified": True, **checked}
         if request is not None:
             manifest, verification["kv_cache"] = _change_caches(
-                found, folder, manifest, request, analysis, options, progress
+                found,
+                folder,
+                manifest,
+                request,
+                analysis,
+                replace(options, verify=options.verify and not sliced),
+                progress,
             )
         replace(manifest, verification=verification).save(folder)
     return replace(
@@ -163,7 +169,9 @@ def _change_caches(
     options: ConvertOptions,
     progress: Progress,
 ) -> tuple[names.Manifest, dict[str, Any]]:
-    """Changes the caches' type, verifies the result against the source, and measures it on the bundled text."""
+    """Changes the caches' type; with `options.verify`, verifies the result against the source and measures it on the
+    bundled text.
+    """
     facts: dict[str, Any] = {"dtype": request.form.dtype, "quant": request.form.quant}
     with kept_graph(folder, manifest) as before:
         changed = change_caches(folder, manifest, request, progress=progress)

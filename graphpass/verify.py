@@ -83,7 +83,7 @@ def accuracy_key(compute: str, manifest: names.Manifest) -> str:
     """The key of tolerances for a model: of its compute type (a key itself) or of its caches, whichever is looser."""
     caches = {f"{layer.key_dtype} cache" for layer in manifest.layers if layer.key_dtype != manifest.compute_dtype}
     keys = [compute, *sorted(caches & CACHE_FRACTIONS.keys())]
-    return max(keys, key=lambda key: (CONTEXT_FRACTION[key], TOLERANCES[key]))
+    return max(keys, key=lambda key: (TOLERANCES[key], CONTEXT_FRACTION[key]))
 
 
 def make_schedule(vocab: int, longest: int, *, seed: int = 0, budget: int = 24) -> Schedule:
