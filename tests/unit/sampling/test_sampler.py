@@ -78,6 +78,17 @@ def test_draws_follow_the_docstring(number: int) -> None:
     assert len(expected) == 1 or abs(chi_square(counts, expected, draws)) < 4
 
 
+@pytest.mark.parametrize(("ignore_eos", "token"), [(False, 5), (True, 2)])
+def test_end_of_sequence_that_is_ignored_may_come_at_any_time(ignore_eos: bool, token: int) -> None:
+    logits = np.zeros((1, V), np.float32)
+    logits[0, [2, 5]] = 2.0, 1.0
+    params = SamplingParams(temperature=0, min_tokens=2, ignore_eos=ignore_eos)
+    running = state(params, eos_token_ids=[2])
+    for expected in (token, token, 2):
+        assert sample(logits, [running]) == [expected]
+        running.append(expected)
+
+
 def test_equal_logits_go_to_the_lowest_id() -> None:
     logits = np.zeros((2, 5000), np.float32)
     logits[1, [70, 4000]] = 1.0

@@ -112,10 +112,11 @@ def test_rows_drawn_together_are_those_the_numbers_point_at(size: int) -> None:
 )
 def test_the_ends_of_the_unit_interval_give_tokens_of_positive_weight(uniform: float, sampling: SamplingParams) -> None:
     logits = np.full(600, -np.inf, np.float32)
-    logits[[5, 300]] = 1.0
-    allowed = {0.0: [5], 0.5: [5, 300]}.get(uniform, [300])
+    # The nearest number to 3 below 1 * 3 is 3 itself: without care the draw would run over the end.
+    logits[[5, 100, 300]] = 1.0
+    allowed = {0.0: [5], 0.5: [100]}.get(uniform, [300])
     assert draw(logits, logits.max(), sampling, lambda attempt: uniform) in allowed
-    ids = np.array([5, 300])
+    ids = np.array([5, 100, 300])
     row = Candidates(ids, logits[ids], logits.max(), sampling, uniform)
     assert draw_together([row])[0] in allowed
 
@@ -126,6 +127,7 @@ def test_draws_from_the_nucleus_follow_its_distribution(size: int, top_p: float)
     """The quick way (draw from all, look whether it lies inside) and the slow one behind it, together."""
     rng = np.random.default_rng(3)
     logits = (rng.standard_normal(size) * 0.6).astype(np.float32)
+    logits[::-1].sort()  # the nucleus lies at one end, so numbers that are used twice would show
     sampling = SamplingParams(top_p=top_p)
     expected, _ = drawable(logits.tolist(), sampling)
     draws = 12000 if size < 1000 else 4000

@@ -84,6 +84,28 @@ def test_a_continuation_keeps_its_leading_space(tokenizers_by_kind: dict[str, To
         assert "".join(stream(tokenizer, both[len(prompt) :], prompt_token_ids=prompt)) == " and", kind
 
 
+@pytest.mark.parametrize(
+    ("kind", "tokens"),
+    [
+        ("llama", ["▁", "▁", "▁the"]),  # one space goes from the start, not all
+        ("llama", ["<0x20>", "<0x20>", "▁the"]),
+        ("unigram_bytes", ["<0xE2>", "<0x96>", "<0x81>", "<0x41>", "▁the"]),  # a spelled-out mark at the start
+        ("unigram_bytes", ["▁the", "<0xE2>", "<0x96>", "<0x81>", "<0x41>"]),
+        ("unigram_bytes", ["<0xFF>", "▁the"]),
+        ("word_piece", ["n't", ".", "do not", "'s", "##e"]),
+    ],
+)
+def test_beginnings_that_chance_seldom_finds(
+    tokenizers_by_kind: dict[str, Tokenizer], kind: str, tokens: list[str]
+) -> None:
+    tokenizer = tokenizers_by_kind[kind]
+    known = [tokenizer.token_to_id(token) for token in tokens]
+    ids = [token_id for token_id in known if token_id is not None]
+    assert len(ids) >= len(tokens) - 1
+    for end in range(len(ids) + 1):
+        assert "".join(stream(tokenizer, ids[:end])) == tokenizer.decode(ids[:end])
+
+
 @pytest.mark.parametrize(("kind", "most"), [("byte_level", 3), ("llama", MAX_HELD_BYTES), ("gemma", MAX_HELD_BYTES)])
 def test_what_is_held_is_bounded(tokenizers_by_kind: dict[str, Tokenizer], kind: str, most: int) -> None:
     """A long text of nothing but byte tokens comes out all along."""

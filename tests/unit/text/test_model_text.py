@@ -109,7 +109,7 @@ def test_saved_truncation_and_padding_are_off(tmp_path: Path) -> None:
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = ModelText(tmp_path).tokenizer
     text = "the quick brown fox jumps over the lazy dog"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode(text) == MAKERS["byte_level"]().encode(text).ids
 
 
 def test_special_tokens_in_and_out(tokenizers_by_kind: dict[str, Tokenizer]) -> None:

@@ -55,9 +55,10 @@ def test_holds_the_longest_beginning_of_a_stop_string_and_nothing_more() -> None
         _, stops, pieces = random_case(rng)
         strings = StopStrings(stops)
         read = shown = ""
+        counts = rng.random() < 0.7
         for piece in pieces:
             read += piece
-            shown += strings.push(piece)
+            shown += strings.push(piece, counts=counts)
             if strings.matched is not None:
                 break
             assert len(read) - len(shown) == longest_beginning(read, stops), (read, stops)
@@ -147,6 +148,20 @@ def test_stop_tokens_and_limits() -> None:
     assert check(7, 3, stop_token_ids=[7], min_tokens=3) is None
     assert check(7, 4, stop_token_ids=[7], min_tokens=3) == StopHit("stop", 7)
     assert check(2, 3, min_tokens=3) is None
+
+
+def test_a_stop_string_counts_from_the_token_after_min_tokens(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers_by_kind["no_decoder"]
+    ids = [tokenizer.token_to_id("a")] * 5
+    for min_tokens, text in ((0, ""), (1, "a "), (2, "a a ")):
+        stream = TextStream(tokenizer, SamplingParams(stop="a", min_tokens=min_tokens))
+        for token_id in ids:
+            assert token_id is not None
+            stream.push(token_id)
+            if stream.hit:
+                break
+        assert stream.text == text
+        assert stream.hit == StopHit("stop", "a")
 
 
 @pytest.mark.parametrize(("include", "text"), [(False, "the dog"), (True, "the dog and")])
