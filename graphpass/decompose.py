@@ -6,7 +6,6 @@ could disagree, verification against the source decides.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,19 @@ def _optional(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
+#: Attributes that are spelled out; another one could change the meaning unseen.
+_KNOWN = frozenset(
+    {
+        *("scale", "softcap", "is_causal", "q_num_heads", "kv_num_heads", "left_window_size"),
+        *("qk_matmul_output_mode", "softmax_precision"),
+    }
+)
+
+
 def _decompose(builder: Builder, node: ir.Node) -> None:
+    unknown = set(node.attributes) - _KNOWN
+    if unknown:
+        raise NotConvertible(f"Attention with the attribute {min(unknown)}", node.name or "", kind="fused")
     if len(node.outputs) > 3 and node.outputs[3].uses():
         raise NotConvertible("the scores of an Attention node are used elsewhere", node.name or "", kind="score")
     if _optional(node, 6) is not None:
@@ -77,14 +88,8 @@ def _attend(
 ) -> ir.Value:
     query, key, value = operands
     kind = (query.dtype or value.dtype or ir.DataType.FLOAT).numpy()
-    size = _head_size(node)
-    scale = _float(node, "scale") if "scale" in node.attributes else None
-    if scale is None:
-        scale = 1.0 / math.sqrt(size) if size else None
-    if scale is None:
-        raise NotConvertible("an Attention node has no scale and no known head size", node.name or "", kind="score")
     scores = builder.node("MatMul", [query, builder.transpose(key, (0, 1, 3, 2))])[0]
-    scores = builder.node("Mul", [scores, builder.constant(np.array(scale, kind))])[0]
+    scores = builder.node("Mul", [scores, _scale(builder, node, query, kind)])[0]
     softcap = _float(node, "softcap")
     if softcap:
         cap = builder.constant(np.array(softcap, kind))
@@ -92,8 +97,8 @@ def _attend(
     mask = _optional(node, 3)
     if mask is not None:
         scores = _masked(builder, scores, mask, kind)
-    if _int(node, "is_causal"):
-        scores = _causal(builder, scores, past_key, kind)
+    if _int(node, "is_causal") or _int(node, "left_window_size", -1) >= 0:
+        scores = _ruled(builder, node, scores, past_key, kind)
     softmax = builder.node("Softmax", [scores], {"axis": -1}, stem=node.name or "Softmax")[0]
     producer = softmax.producer()
     if producer is not None:
@@ -101,12 +106,14 @@ def _attend(
     return builder.node("MatMul", [softmax, value])[0]
 
 
-def _head_size(node: ir.Node) -> int | None:
-    query = node.inputs[0]
-    shape = query.shape if query is not None else None
-    if shape is None or not isinstance(shape[-1], int):
-        return None
-    return shape[-1] // _int(node, "q_num_heads", 1) if len(shape) == 3 else shape[-1]
+def _scale(builder: Builder, node: ir.Node, query: ir.Value, kind: np.dtype[Any]) -> ir.Value:
+    """The stated scale, or one over the root of the head size, which may be known at run time only."""
+    if "scale" in node.attributes:
+        return builder.constant(np.array(_float(node, "scale"), kind))
+    shape = builder.node("Shape", [query])[0]
+    size = builder.node("Gather", [shape, builder.constant(np.array(-1, np.int64))], {"axis": 0})[0]
+    size = builder.cast(size, ir.DataType.from_numpy(kind))
+    return builder.node("Reciprocal", [builder.node("Sqrt", [size])[0]])[0]
 
 
 def _split(builder: Builder, value: ir.Value, heads: int) -> ir.Value:
@@ -146,14 +153,22 @@ def _is_boolean(value: ir.Value) -> bool:
     return value.dtype == ir.DataType.BOOL
 
 
-def _causal(builder: Builder, scores: ir.Value, past: ir.Value | None, kind: np.dtype[Any]) -> ir.Value:
-    """The causal rule of the operator: row i sees the columns up to i plus the length of its own past input."""
+def _ruled(builder: Builder, node: ir.Node, scores: ir.Value, past: ir.Value | None, kind: np.dtype[Any]) -> ir.Value:
+    """The operator's own rules: row i, counted from the length of its past input, sees no later column when causal,
+    and none further back than its left window."""
     shape = builder.node("Shape", [scores])[0]
-    rows = _range(builder, shape, -2, past)
+    rows = builder.reshape(_range(builder, shape, -2, past), [-1, 1])
     columns = _range(builder, shape, -1, None)
-    rows = builder.reshape(rows, [-1, 1])
-    seen = builder.node("LessOrEqual", [columns, rows])[0]
-    return builder.node("Where", [seen, scores, builder.constant(np.array(-np.inf, kind))])[0]
+    lowest = builder.constant(np.array(-np.inf, kind))
+    if _int(node, "is_causal"):
+        seen = builder.node("LessOrEqual", [columns, rows])[0]
+        scores = builder.node("Where", [seen, scores, lowest])[0]
+    left = _int(node, "left_window_size", -1)
+    if left >= 0:
+        first = builder.node("Sub", [rows, builder.constant(np.array(left, np.int64))])[0]
+        seen = builder.node("GreaterOrEqual", [columns, first])[0]
+        scores = builder.node("Where", [seen, scores, lowest])[0]
+    return scores
 
 
 def _range(builder: Builder, shape: ir.Value, axis: int, past: ir.Value | None) -> ir.Value:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -50,6 +50,7 @@ class Analysis:
     groups: tuple[names.CacheGroup, ...]
     max_positions: int | None
     input_names: tuple[str, ...] = ()
+    token_count: int = 0
     compute_dtype: ir.DataType = field(default=ir.DataType.FLOAT)
 
     @property
@@ -105,16 +106,27 @@ def analyse(model: ir.Model, options: ConvertOptions, *, max_positions: int | No
             structure = plan_structure(probe, sites, bound)
             limits.append(bound)
     limits += [n for n in (structure.limit, max_positions) if n is not None]
+    plan = plan_logits(probe)
     return Analysis(
         probe=probe,
         sites=tuple(sites),
         structure=structure,
-        logits=plan_logits(probe),
+        logits=plan,
         groups=assign_groups(sites),
         max_positions=min(limits, default=None),
+        token_count=min(plan.vocab, token_rows(interface.tokens) or plan.vocab),
         input_names=tuple(v.name or "" for v in model.graph.inputs),
         compute_dtype=ir.DataType.from_numpy(probe.dtype(sites[0].operands[0])),
     )
+
+
+def token_rows(tokens: ir.Value) -> int | None:
+    """Rows of the table that tokens are looked up in, when it is constant: how many different tokens there are."""
+    for user, position in tokens.uses():
+        table = user.inputs[0] if user.op_type == "Gather" and position == 1 else None
+        if table is not None and table.const_value is not None:
+            return int(table.const_value.shape.numpy()[0])
+    return None
 
 
 def refuse_unknown_ops(model: ir.Model) -> None:
@@ -192,15 +204,19 @@ def rewrite(model: ir.Model, analysis: Analysis) -> tuple[names.CacheLayer, ...]
     cache_inputs: list[ir.Value] = []
     cache_outputs: list[ir.Value] = []
     layers: list[names.CacheLayer] = []
+    replaced: dict[ir.Value, ir.Value] = {}
     for layer, site in enumerate(analysis.sites):
         group = next(i for i, g in enumerate(analysis.groups) if layer in g.layers)
-        ins, outs = insert_attention(builder, site, layer, group, inputs, analysis.compute_dtype)
+        replaced[site.output.value], ins, outs = insert_attention(
+            builder, site, layer, group, inputs, analysis.compute_dtype
+        )
         cache_inputs += ins
         cache_outputs += outs
         layers.append(_layer(site, group, analysis.compute_dtype))
     drop_identical_expands(builder, probe)
     old_logits = analysis.interface.logits
-    logits = gather_logits(builder, graph, analysis.logits, old_logits, rows)
+    place = replace(analysis.logits, value=replaced.get(analysis.logits.value, analysis.logits.value))
+    logits = gather_logits(builder, place, old_logits, rows)
     graph.outputs[:] = [logits, *cache_outputs]
     detach_caches(builder, joined, empty)
     fold(builder, probe, analysis.structure)

@@ -212,7 +212,7 @@ def _verify(
     # Small blocks, so that even short windows span several.
     packed = PackedModel(folder / MODEL_FILE, manifest, num_blocks=4 + 3 * longest, block_size=4)
     oracle = source_model(source, analysis)
-    schedule = make_schedule(manifest.vocab_size, longest)
+    schedule = make_schedule(analysis.token_count, longest)
     result = compare(oracle, packed, schedule, dtype=accuracy_key(analysis.accuracy, manifest), progress=progress)
     if not result.passed:
         where = first_difference(

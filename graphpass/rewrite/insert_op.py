@@ -61,8 +61,11 @@ def attributes_of(site: AttentionSite) -> spec.AttentionAttributes:
 
 def insert_attention(
     builder: Builder, site: AttentionSite, layer: int, group: int, inputs: PagedInputs, dtype: ir.DataType
-) -> tuple[list[ir.Value], list[ir.Value]]:
-    """Inserts one node and rewires its output. Returns its cache inputs and cache outputs (key, value)."""
+) -> tuple[ir.Value, list[ir.Value], list[ir.Value]]:
+    """Inserts one node and rewires its output.
+
+    Returns what takes the place of the site's output, and the cache inputs and outputs (key, value).
+    """
     caches = [
         _cache_input(layer, part, operand, dtype, inputs.block_tables[group].name or "")
         for part, operand in (("key", site.key), ("value", site.value))
@@ -106,8 +109,7 @@ def insert_attention(
     attended = outputs[0]
     if site.value.scale != 1.0:  # attention is linear in its values
         attended = builder.node("Mul", [attended, builder.constant(np.array(site.value.scale, kind))])[0]
-    _rewire(builder, site, attended)
-    return caches, outputs[1:]
+    return _rewire(builder, site, attended), caches, outputs[1:]
 
 
 def _rows(builder: Builder, operand: Operand, width: int) -> ir.Value | None:
@@ -118,7 +120,7 @@ def _rows(builder: Builder, operand: Operand, width: int) -> ir.Value | None:
     return builder.reshape(value, [-1, width])
 
 
-def _rewire(builder: Builder, site: AttentionSite, attended: ir.Value) -> None:
+def _rewire(builder: Builder, site: AttentionSite, attended: ir.Value) -> ir.Value:
     replaced = site.output.value
     users = list(replaced.uses())
     value = builder.reshape(attended, site.output.dims)
@@ -126,6 +128,7 @@ def _rewire(builder: Builder, site: AttentionSite, attended: ir.Value) -> None:
         value = builder.transpose(value, site.output.perm)
     for user, position in users:
         user.replace_input_with(position, value)
+    return value
 
 
 def _cache_input(layer: int, part: str, operand: Operand, dtype: ir.DataType, table: str) -> ir.Value:

@@ -67,7 +67,7 @@ def _token_axis(probe: Probe, value: ir.Value) -> int | None:
     return axes[0] if len(axes) == 1 and affine[axes[0]] == (0, 1, 0) and axes[0] != len(affine) - 1 else None
 
 
-def gather_logits(builder: Builder, graph: ir.Graph, plan: LogitsPlan, old: ir.Value, rows: ir.Value) -> ir.Value:
+def gather_logits(builder: Builder, plan: LogitsPlan, old: ir.Value, rows: ir.Value) -> ir.Value:
     """Edits the graph; the new output `[R, vocab]`, which takes the name of the contract."""
     source = plan.value
     if plan.user is None:
