@@ -22,7 +22,8 @@ import onnxruntime
 
 from ..errors import ContractError, PagegraftError
 from ..reference import paged_attention
-from ..validation import Array, check_values, geometry_of
+from ..spec import AttentionAttributes
+from ..validation import Array, Geometry, check_values, geometry_of
 from .call import Call, Setup, build
 from .check import MismatchError, check_outputs, written_slots
 from .cpu_backend import IN_PLACE, CpuBackend, ort_value
@@ -99,10 +100,26 @@ class FuzzFindingError(PagegraftError):
 
 @dataclass
 class _Target:
-    """One session and a valid call that fits it."""
+    """One session, a valid call that fits it, what is known of the call, and its inputs as onnxruntime sees them."""
 
     session: onnxruntime.InferenceSession
     call: Call
+    attributes: AttentionAttributes
+    geometry: Geometry
+    values: dict[str, onnxruntime.OrtValue]
+
+    @classmethod
+    def of(cls, backend: CpuBackend, call: Call) -> _Target:
+        attributes = call.parsed()
+        values = {name: ort_value(array) for name, array in call.feeds.items()}
+        return cls(backend.session(call), call, attributes, geometry_of(call.feeds, attributes), values)
+
+    def geometry_of(self, call: Call) -> Geometry:
+        """Geometry of a changed call. Raises ContractError."""
+        base = self.call.feeds
+        if all(a.shape == base[n].shape and a.dtype == base[n].dtype for n, a in call.feeds.items()):
+            return self.geometry
+        return geometry_of(call.feeds, self.attributes)
 
 
 def fuzz(count: int, seed: int, *, first: int = 0, seconds: float = float("inf")) -> Counter[str]:
@@ -111,10 +128,7 @@ def fuzz(count: int, seed: int, *, first: int = 0, seconds: float = float("inf")
     Raises FuzzFindingError at the first finding.
     """
     backend = CpuBackend(threads=1)
-    targets = []
-    for i, setup in enumerate(SETUPS):
-        call = build(setup, i)
-        targets.append(_Target(backend.session(call), call))
+    targets = [_Target.of(backend, build(setup, i)) for i, setup in enumerate(SETUPS)]
     outcomes: Counter[str] = Counter()
     stop = time.monotonic() + seconds
     for number in range(first, first + count):
@@ -230,7 +244,7 @@ def _guarded(array: Array) -> tuple[Array, Array]:
 
 def _outcome(target: _Target, call: Call) -> str:
     """Runs one call. Raises MismatchError for a finding."""
-    width, expected_error = _verdict(call)
+    width, expected_error = _verdict(target, call)
     if any(call.feeds[name].dtype != array.dtype for name, array in target.call.feeds.items()):
         expected_error = expected_error or ContractError("the session was made for other element types")
     written = [name for name in IN_PLACE.values() if name in call.feeds]
@@ -255,24 +269,23 @@ def _outcome(target: _Target, call: Call) -> str:
         return "error"
     if expected_error is not None:
         raise MismatchError(f"no error; the contract says: {expected_error}")
-    return _checked(call, feeds, output)
+    return _checked(target, call, feeds, output)
 
 
-def _verdict(call: Call) -> tuple[int, ContractError | None]:
+def _verdict(target: _Target, call: Call) -> tuple[int, ContractError | None]:
     """Width of the output, and what the contract objects to."""
     try:
-        attributes = call.parsed()
-        g = geometry_of(call.feeds, attributes)
-        check_values(call.feeds, attributes, g)
+        g = target.geometry_of(call)
+        check_values(call.feeds, target.attributes, g)
     except ContractError as error:
         return 32, error
     return g.query_heads * g.value_head_size, None
 
 
-def _checked(call: Call, feeds: dict[str, Array], output: Array) -> str:
+def _checked(target: _Target, call: Call, feeds: dict[str, Array], output: Array) -> str:
     """Compares an accepted call with the reference; a call with values that are not finite only has to end."""
     floats = [a for a in call.feeds.values() if a.dtype.name in ("float32", "float16", "bfloat16")]
-    if any(not (np.abs(a.astype(np.float32)) < 1e4).all() for a in floats) or _repeats_a_slot(call):
+    if any(not (np.abs(a.astype(np.float32)) < 1e4).all() for a in floats) or _repeats_a_slot(target, call):
         return "ended"
     outputs = {out: feeds[name] for out, name in IN_PLACE.items() if out in output_names(call)}
     with np.errstate(all="ignore"):
@@ -280,15 +293,16 @@ def _checked(call: Call, feeds: dict[str, Array], output: Array) -> str:
     return "right"
 
 
-def _repeats_a_slot(call: Call) -> bool:
+def _repeats_a_slot(target: _Target, call: Call) -> bool:
     """True when two tokens have one slot, whose content the contract leaves open."""
-    slots = written_slots(call, geometry_of(call.feeds, call.parsed()))
+    slots = written_slots(call, target.geometry_of(call))
     return len(np.unique(slots)) < len(slots)
 
 
 def _run(target: _Target, call: Call, output: Array) -> None:
     binding = target.session.io_binding()
-    values = {name: ort_value(array) for name, array in call.feeds.items()}
+    base = target.call.feeds
+    values = {n: target.values[n] if a is base[n] else ort_value(a) for n, a in call.feeds.items()}
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
     for name in filter(None, output_names(target.call)):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -130,3 +133,17 @@ def test_results_are_the_same_every_time(name: str) -> None:
         outputs = backend.run(private.feeds, private.attributes)
         results.add(b"".join(np.ascontiguousarray(a).tobytes() for a in outputs.values()))
     assert len(results) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["naive", "scalar", "avx2", "avx512", "neon"])
+def test_every_instruction_set_passes(isa: str) -> None:
+    """PAGEGRAFT_ISA chooses one of those that the processor and the build have; the choice holds for a process."""
+    command = [sys.executable, "-c", "from pagegraft.custom_ops.main import main; main()", "conformance"]
+    for group in ("core", "quantised", "latent"):
+        command += ["--group", group]
+    environment = {**os.environ, "PAGEGRAFT_ISA": isa}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if "PAGEGRAFT_ISA: expected one of" in " ".join((done.stdout + done.stderr).split()):
+        pytest.skip(f"this machine or build has no {isa} kernels")
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -24,9 +24,9 @@ def test_a_thousand_malformed_calls() -> None:
 
 
 @pytest.mark.slow
-def test_as_many_as_forty_seconds_allow() -> None:
+def test_as_many_as_half_a_minute_allows() -> None:
     """`--count 1000000` without a time limit is the whole campaign."""
-    assert "no finding" in _run("--count", "1000000", "--seed", "7", "--seconds", "40")
+    assert "no finding" in _run("--count", "1000000", "--seed", "7", "--seconds", "30")
 
 
 def test_calls_are_reproducible_and_both_kinds_occur() -> None:
