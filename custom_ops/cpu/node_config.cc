@@ -49,8 +49,11 @@ class Reader {
  private:
   bool take(Status* status, const char* name) {
     if (status == nullptr) return true;
-    if (error_.empty() && std::strstr(api_->GetErrorMessage(status), "expected to have type") != nullptr) {
-      error_ = std::string("PagedAttention attribute '") + name + "': " + api_->GetErrorMessage(status);
+    // An attribute that is absent and one of another type are told apart by onnxruntime's text alone.
+    const char* text = api_->GetErrorMessage(status);
+    const bool other_type = std::strstr(text, "don't match") != nullptr || std::strstr(text, "expected to have type");
+    if (error_.empty() && other_type) {
+      error_ = std::string("PagedAttention attribute '") + name + "': expected another type (" + text + ")";
     }
     api_->ReleaseStatus(status);
     return false;

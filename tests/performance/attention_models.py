@@ -1,7 +1,7 @@
 """Models of one attention each, bound to their buffers, for op_bench.py: ours, and what onnxruntime offers otherwise.
 
-Each function returns a callable that runs one step. All hold the same work: `Shape.new` tokens of each sequence attend to
-`Shape.past` cached ones and themselves.
+Each function returns a callable that runs one step. All hold the same work: `Shape.new` tokens of each sequence attend
+to `Shape.past` cached ones and themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
-
 from pagegraft.custom_ops import register, spec
 
 __all__ = [
@@ -319,11 +318,8 @@ def gathered_attention(shape: Shape, *, threads: int) -> Run:
     inputs = {**_head_major(shape), **_exported_constants(shape), "block_table": paging["block_table"]}
     del inputs["key"], inputs["value"]
     inputs["flat"] = _numbers([shape.sequences, -1, shape.kv_heads, shape.head_size], np.int64)
-    inputs["length"], inputs["zero"], inputs["one"] = (
-        _numbers([shape.total], np.int64),
-        _numbers([0], np.int64),
-        _numbers([1], np.int64),
-    )
+    for name, number in (("length", shape.total), ("zero", 0), ("one", 1)):
+        inputs[name] = _numbers([number], np.int64)
     nodes = []
     for name in ("key", "value"):
         inputs[f"{name}_cache"] = _filled(

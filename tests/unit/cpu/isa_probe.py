@@ -1,0 +1,73 @@
+"""Run as a program under one PAGEGRAFT_ISA: prints the instruction set in use and one line for each thing checked."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from typing import Any
+
+import numpy as np
+from op_calls import Feeds, copied, make_feeds, make_session, run_bound
+from pagegraft.custom_ops import library_path
+from pagegraft.custom_ops.reference import paged_attention
+from pagegraft.custom_ops.spec import AttentionAttributes
+
+# Decoding, a short and a long prefill chunk, several ranges of positions, an empty sequence.
+LENGTHS = [(700, 1), (3, 40), (0, 0), (1300, 2), (0, 90)]
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"local_window_size": 50, "softcap": 5.0},
+    {"alibi_slopes": [0.5, 0.25, 0.125, 0.0625], "is_causal": 0},
+]
+
+
+def solo(feeds: Feeds, sequence: int) -> Feeds:
+    """The call that holds only one of the sequences."""
+    first, last = feeds["cumulative_sequence_length"][sequence : sequence + 2]
+    rows = {name: feeds[name][first:last].copy() for name in ("query", "key", "value")}
+    return {
+        **copied(feeds),
+        **rows,
+        "cumulative_sequence_length": np.array([0, last - first], np.int32),
+        "past_seqlens": feeds["past_seqlens"][sequence : sequence + 1].copy(),
+        "block_table": feeds["block_table"][sequence : sequence + 1].copy(),
+    }
+
+
+def poison(feeds: Feeds) -> None:
+    """NaN into every slot that holds no token of a sequence."""
+    block_size = feeds["key_cache"].shape[1]
+    live = np.zeros(feeds["key_cache"].shape[:2], bool)
+    for row, past in zip(feeds["block_table"], feeds["past_seqlens"], strict=True):
+        for position in range(past):
+            live[row[position // block_size], position % block_size] = True
+    for name in ("key_cache", "value_cache"):
+        feeds[name][~live] = np.nan
+
+
+def main() -> None:
+    """Prints `isa NAME`, then `ok` or `wrong` with the check's name."""
+    library = ctypes.CDLL(str(library_path()))
+    library.pagegraft_isa.restype = ctypes.c_char_p
+    print("isa", library.pagegraft_isa().decode())
+
+    def report(name: str, good: object) -> None:
+        print("ok" if good else "wrong", name)
+
+    for i, variant in enumerate(VARIANTS):
+        attributes = {"num_heads": 4, "kv_num_heads": 2, **variant}
+        feeds = make_feeds(LENGTHS, head_size=24, block_size=16)
+        poison(feeds)
+        outputs = [run_bound(make_session(feeds, attributes, threads=n), copied(feeds)) for n in (1, 2, 4)]
+        expected = paged_attention(copied(feeds), AttentionAttributes.from_dict(attributes))["output"]
+        report(f"{i} right", np.abs(outputs[0] - expected).max() < 1e-5)
+        report(f"{i} threads", len({hashlib.sha256(o.tobytes()).hexdigest() for o in outputs}) == 1)
+        session = make_session(feeds, attributes, threads=2)
+        for s in range(len(LENGTHS)):
+            first, last = feeds["cumulative_sequence_length"][s : s + 2]
+            alone = run_bound(session, solo(feeds, s))
+            report(f"{i} sequence {s} alone", alone.tobytes() == outputs[0][first:last].tobytes())
+
+
+if __name__ == "__main__":
+    main()
