@@ -45,5 +45,16 @@ $(STAMP): $(SOURCES)
 	@flock $(VENV)/.lock $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(STAMP)
 
+# The core with AddressSanitizer and UBSan: random malformed calls, then the conformance suite through a pipe.
+SANITIZE := build/sanitize
+FUZZ_CALLS ?= 20000
+sanitize: $(STAMP)
+	@command -v cmake >/dev/null || test -x $(BIN)/cmake || $(BIN)/python -m pip install --quiet cmake
+	PATH="$$PATH:$(CURDIR)/$(BIN)" cmake -S . -B $(SANITIZE) -DCMAKE_BUILD_TYPE=None -DPAGEGRAFT_TOOLS=ON -DPAGEGRAFT_SANITIZE=address,undefined
+	PATH="$$PATH:$(CURDIR)/$(BIN)" cmake --build $(SANITIZE) --target pagegraft_fuzz pagegraft_replay
+	$(SANITIZE)/custom_ops/cpu/pagegraft_fuzz $(FUZZ_CALLS)
+	PAGEGRAFT_CORE_REPLAY=$(CURDIR)/$(SANITIZE)/custom_ops/cpu/pagegraft_replay PYTHONPATH=tests/unit/cpu \
+	  $(BIN)/pagegraft conformance --backend core_process:CoreProcess
+
 clean:
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
