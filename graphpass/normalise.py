@@ -16,7 +16,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from .decompose import decompose_attention
+from .einsum import spell_out_einsum
 from .errors import SourceError
+from .upcast import upcast_bfloat16
 
 __all__ = ["Source", "find_model", "load", "normalise"]
 
@@ -92,7 +94,8 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
 
 
 def normalise(model: ir.Model) -> None:
-    """Brings a model into the normal form, in place."""
+    """Brings a model into the normal form, in place; bfloat16 becomes float32."""
+    upcast_bfloat16(model)
     _fix_branch_inputs(model)
     if model.functions:
         # A function that stands in for one of onnxruntime's own ops stays: the op is faster than its body.
@@ -110,6 +113,7 @@ def normalise(model: ir.Model) -> None:
     if not all(node.name for node in model.graph):
         _name_nodes(model)
     decompose_attention(model)
+    spell_out_einsum(model)
     common.TopologicalSortPass()(model)
 
 

@@ -15,7 +15,7 @@ from pagegraft.custom_ops import manifest as names
 from .errors import OutputError
 from .normalise import Source, external_tensors
 
-__all__ = ["MODEL_FILE", "check_output", "data_file_facts", "new_folder", "write_model"]
+__all__ = ["MODEL_FILE", "check_output", "data_file_facts", "new_folder", "save_with_data", "write_model"]
 
 MODEL_FILE = "model.onnx"
 #: Weights inside the .onnx file are moved to a data file of their own above this many bytes.
@@ -70,23 +70,31 @@ def write_model(model: ir.Model, source: Source, folder: Path, *, link: bool) ->
 
     External data is copied (or hard-linked) file by file, never through memory.
     """
+    tensors = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
+    if any(isinstance(tensor, ir.LazyTensor) for tensor in tensors):
+        # Weights that change on their way (bfloat16 to float32) cannot share the source's files.
+        save_with_data(model, folder / MODEL_FILE)
+        files = [f"{MODEL_FILE}.data"]
+        carry_over(source, folder)
+        return files
     files = sorted({str(tensor.location) for tensor in external_tensors(model)})
     for name in files:
-        target = folder / str(name)
+        target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        _copy(source.folder / str(name), target, link=link)
-    inline = sum(
-        v.const_value.nbytes
-        for v in model.graph.initializers.values()
-        if v.const_value is not None and not isinstance(v.const_value, ir.ExternalTensor)
-    )
+        _copy(source.folder / name, target, link=link)
+    inline = sum(tensor.nbytes for tensor in tensors if not isinstance(tensor, ir.ExternalTensor))
     if not files and inline > _LARGEST_INLINE:
+        save_with_data(model, folder / MODEL_FILE)
         files = [f"{MODEL_FILE}.data"]
-        ir.save(model, folder / MODEL_FILE, external_data=files[0], size_threshold_bytes=1024)
     else:
         ir.save(model, folder / MODEL_FILE)
     carry_over(source, folder)
-    return [str(name) for name in files]
+    return files
+
+
+def save_with_data(model: ir.Model, file: Path) -> None:
+    """Writes a graph with its weights in one data file beside it, one weight at a time."""
+    ir.save(model, file, external_data=f"{file.name}.data", size_threshold_bytes=1024, max_workers=1)
 
 
 def _copy(source: Path, target: Path, *, link: bool) -> None:

@@ -14,10 +14,11 @@ from pagegraft.custom_ops import manifest as names
 from .bisect import first_difference
 from .errors import NotConvertible, VerificationError
 from .kv_cache import KvRequest, change_caches, kept_graph, kv_bytes_per_token, measure_caches, read_request
-from .normalise import Source, find_model, load, normalise
+from .normalise import Source, external_tensors, find_model, load, normalise
 from .options import ConvertOptions
+from .oracle import source_model
 from .output import MODEL_FILE, check_output, data_file_facts, new_folder, write_model
-from .packed import PackedModel, SourceModel
+from .packed import PackedModel
 from .passes import Analysis, analyse, rewrite
 from .report import Refusal, Report, describe
 from .slices import source_slices, verify_slices
@@ -211,9 +212,10 @@ def _verify(
     longest = min(verification_length(analysis, source), manifest.max_positions or 1 << 30)
     # Small blocks, so that even short windows span several.
     packed = PackedModel(folder / MODEL_FILE, manifest, num_blocks=4 + 3 * longest, block_size=4)
-    oracle = source_model(source, analysis)
     schedule = make_schedule(analysis.token_count, longest)
-    result = compare(oracle, packed, schedule, dtype=accuracy_key(analysis.accuracy, manifest), progress=progress)
+    kind = accuracy_key(analysis.accuracy, manifest)
+    with source_model(source, analysis, folder) as oracle:
+        result = compare(oracle, packed, schedule, dtype=kind, progress=progress)
     if not result.passed:
         where = first_difference(
             _analysed(source, options), folder, manifest, schedule.sequences[0], tolerance=10 * result.tolerance
@@ -244,18 +246,8 @@ def verification_length(analysis: Analysis, source: Source) -> int:
 
 
 def source_bytes(source: Source) -> int:
-    """Size of a source's graph and data files."""
-    files = [source.file, *(f for f in source.folder.iterdir() if f.name.startswith(source.file.name) and f.is_file())]
-    return sum(f.stat().st_size for f in set(files))
-
-
-def source_model(source: Source, analysis: Analysis) -> SourceModel:
-    """The source in onnxruntime, with its caches wired up."""
-    links = [link for site in analysis.sites for link in (*site.key_cache, *site.value_cache)]
-    return SourceModel(
-        source.file,
-        {c.name or "": analysis.probe.cache_shape(c) for c in analysis.interface.caches},
-        {link.past.name or "": link.present.name or "" for link in links if link.present is not None},
-        capacities={c.name or "": n for c, n in analysis.probe.capacities.items()},
-        single_token=analysis.probe.single_token,
-    )
+    """Size of a source's graph and of the data files that it names."""
+    files = {source.file}
+    if source.file.stat().st_size < _SMALL_MODEL:  # a large graph holds its weights itself
+        files |= {Path(tensor.path) for tensor in external_tensors(load(source))}
+    return sum(file.stat().st_size for file in files)
