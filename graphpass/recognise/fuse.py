@@ -140,6 +140,8 @@ class Fuser:
         out = self._probe.region([target], given, tokens, past)[0]
         if operand.perm is not None:
             out = out.transpose(operand.perm)
+        if out.size != x_THD.size:
+            raise Unevaluable("an operand has more tokens than are new")
         return out.reshape(tokens, operand.heads, operand.size).astype(np.float64)
 
     def _matrix(self, operand: Operand, place: _Place, tokens: int, past: int) -> Array:

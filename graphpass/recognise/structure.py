@@ -162,9 +162,11 @@ def _find_positions(probe: Probe, boundaries: Sequence[_Boundary], cone: Sequenc
     if not values:
         return {}
     runs = [probe.structural(values, n, p) for n, p in sizes]
+    # Behind a cache the positions of all tokens are read; of these the packed graph has the new ones.
+    tail = set(_cone([b.value for b in boundaries if b.inside_tail]))
     offsets: dict[ir.Value, int] = {}
     for index, value in enumerate(values):
-        offset = _offset([run[index] for run in runs], sizes)
+        offset = _offset([run[index] for run in runs], sizes, of_all=value in tail)
         if offset is not None:
             offsets[value] = offset
     chosen: dict[ir.Value, int] = {}
@@ -186,7 +188,9 @@ def _find_positions(probe: Probe, boundaries: Sequence[_Boundary], cone: Sequenc
     return chosen
 
 
-def _offset(arrays: Sequence[Array], sizes: Sequence[Size]) -> int | None:
+def _offset(arrays: Sequence[Array], sizes: Sequence[Size], *, of_all: bool) -> int | None:
+    """The constant by which arrays exceed the positions of new tokens (`of_all`: or of all tokens), or None."""
+    sizes = [(n + p, 0) for n, p in sizes] if of_all and arrays[-1].size == sum(sizes[-1]) else sizes
     found: set[int] = set()
     for array, (new, past) in zip(arrays, sizes, strict=True):
         if array.size != new or array.dtype.kind not in "if":
@@ -255,10 +259,14 @@ def _prove(probe: Probe, boundary: _Boundary, positions: Mapping[ir.Value, int],
         packed = np.concatenate([np.arange(p, p + n) for n, p in (first, second)])
         actual = probe.evaluator.run([value], packed_feeds(probe, [value], positions, packed))[0]
         alone = [probe.structural([value], n, p)[0] for n, p in (first, second)]
+        if boundary.inside_tail:
+            alone = [_of_new(probe, value, part, size) for part, size in zip(alone, (first, second), strict=True)]
         if _concatenates(actual, alone):
             continue
         at_zero = probe.structural([value], packed.size, 0)[0]
-        if _same(actual, at_zero) and (boundary.inside_tail or _ignores_past(probe, value, first)):
+        if _same(actual, at_zero) and (
+            _is_shape(probe, value, first) if boundary.inside_tail else _ignores_past(probe, value, first)
+        ):
             continue
         raise NotConvertible(
             f"'{value.name}' mixes the tokens of a batch: for sequences of {first} and {second} (new, past) tokens "
@@ -267,6 +275,23 @@ def _prove(probe: Probe, boundary: _Boundary, positions: Mapping[ir.Value, int],
             f"if it switches at a length, convert for shorter contexts with --max-positions (now {longest})",
             kind="batch-global",
         )
+
+
+def _of_new(probe: Probe, value: ir.Value, array: Array, size: Size) -> Array:
+    """The part of a value for all tokens, past and new, that belongs to the new ones."""
+    new, past = size
+    without_past = probe.structural([value], new, 0)[0].shape
+    for axis, (dim, own) in enumerate(zip(array.shape, without_past, strict=False)):
+        if dim == own + past and own == new:
+            return array.take(range(past, past + new), axis)
+    return array
+
+
+def _is_shape(probe: Probe, value: ir.Value, size: Size) -> bool:
+    """True for integers of which there are as many with a past as without: shapes of what lies behind a cache."""
+    new, past = size
+    with_past = probe.structural([value], new, past)[0]
+    return with_past.dtype.kind in "iub" and with_past.shape == probe.structural([value], new, 0)[0].shape
 
 
 def _concatenates(actual: Array, alone: Sequence[Array]) -> bool:
