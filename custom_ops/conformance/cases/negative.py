@@ -170,6 +170,7 @@ def _presence_cases() -> list[Case]:
         _case("surplus_k_scale", _add("k_scale", "float32", 1), "k_scale"),
         _case("latent_with_value", _add("value", "float32", 8, 24), "value", **_LATENT),
         _case("latent_with_value_cache", _add("value_cache", "float32", 9, 8, 1, 24), "value_cache", **_LATENT),
+        _case("latent_with_v_quant_type", _set(v_quant_type="PER_TENSOR"), "v_quant_type", **_LATENT),
         _case("latent_without_key", _drop("key"), "key", **_LATENT),
     ]
 
