@@ -1,0 +1,130 @@
+"""Converted models through the torch runner on CPU: the same logits as onnxruntime's, the same tokens in the engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from pagegraft.custom_ops.manifest import CUMULATIVE, INPUT_IDS, LOGITS_INDICES, PAST, POSITION_IDS, Manifest
+from pagegraft.graphpass import ConvertOptions, convert
+from pagegraft.runtime.engine.errors import ConfigurationError
+from pagegraft.runtime.engine.plan import BlockCopy
+from pagegraft.runtime.llm import LLM
+from pagegraft.runtime.model.runner import Feeds, KVGroup, ModelRunner
+from pagegraft.runtime.model.session import OnnxRunner
+from pagegraft.runtime.sampling import SamplingParams
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+ZOO = Path(__file__).parents[1] / "data" / "zoo"
+MODELS = sorted(path.name for path in ZOO.iterdir() if path.name != "llama_gqa__genaipaged")
+FAST = {"llama_gqa__dyn18", "gpt2__opt", "gpt_oss__opt", "llama_gqa__genai4"}
+BLOCK = 16
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("torch")
+
+
+def _converted(folders: Path, name: str) -> Path:
+    out = folders / name
+    if not out.exists():
+        source = folders / f"{name}-source"
+        shutil.copytree(ZOO / name, source)
+        _compute_exactly(source / "model.onnx")
+        convert(source, out, ConvertOptions(verify=False))
+    return out
+
+
+def _compute_exactly(path: Path) -> None:
+    """4-bit products in the activations' type: at accuracy level 4 onnxruntime rounds activations to 8 bits first."""
+    model = onnx.load(path)
+    products = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
+    levels = [a for node in products for a in node.attribute if a.name == "accuracy_level"]
+    for attribute in levels:
+        attribute.i = 0
+    if levels:
+        onnx.save(model, path)
+
+
+def _feeds(manifest: Manifest, new: list[int], past: list[int], rng: np.random.Generator) -> Feeds:
+    """A step of several sequences; sequence s owns blocks 4s to 4s + 3."""
+    cumulative = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
+    positions = np.concatenate([np.arange(p, p + n) for p, n in zip(past, new, strict=True)])
+    table = np.arange(4 * len(new), dtype=np.int32).reshape(len(new), 4)
+    owner = np.repeat(np.arange(len(new)), new)
+    slots = table[owner, positions // BLOCK] * BLOCK + positions % BLOCK
+    feeds: dict[str, NDArray[np.generic]] = {
+        INPUT_IDS: rng.integers(0, manifest.vocab_size, len(positions)),
+        POSITION_IDS: positions.astype(np.int64),
+        CUMULATIVE: cumulative,
+        PAST: np.array(past, np.int32),
+        LOGITS_INDICES: np.arange(len(positions), dtype=np.int32),
+    }
+    for group in manifest.groups:
+        feeds[group.block_table], feeds[group.slot_mapping] = table, slots.astype(np.int32)
+    return feeds
+
+
+def _steps(runner: ModelRunner, manifest: Manifest) -> list[NDArray[np.float32]]:
+    rng = np.random.default_rng(0)
+    runner.allocate_kv([KVGroup(16, BLOCK)] * len(manifest.groups))
+    out = [runner.execute(_feeds(manifest, [20, 3], [0, 0], rng)).copy()]
+    out.append(runner.execute(_feeds(manifest, [1, 12], [20, 3], rng)).copy())
+    # Sequence 0 moves to other blocks and comes back: the copies carry its context.
+    runner.copy_blocks([BlockCopy(g, s, 8 + s) for g in range(len(manifest.groups)) for s in (0, 1)])
+    runner.copy_blocks([BlockCopy(g, 8 + s, s) for g in range(len(manifest.groups)) for s in (0, 1)])
+    out.append(runner.execute(_feeds(manifest, [1, 1], [21, 15], rng)).copy())
+    runner.close()
+    return out
+
+
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
+def test_logits_are_onnxruntime_s(folders: Path, name: str) -> None:
+    from pagegraft.runtime.model.torch_runner import TorchRunner
+
+    folder = _converted(folders, name)
+    manifest = Manifest.load(folder)
+    want = _steps(OnnxRunner(folder, manifest, num_threads=1), manifest)
+    got = _steps(TorchRunner(folder, manifest, num_threads=1), manifest)
+    for a, b in zip(got, want, strict=True):
+        assert np.abs(a - b).max() <= 2e-4 * b.std()
+
+
+def test_engine_generates_the_same_tokens(folders: Path) -> None:
+    from pagegraft.runtime.model.torch_runner import TorchRunner
+
+    folder = _converted(folders, "llama_gqa__dyn18")
+    prompts = [{"prompt_token_ids": [5 + i, 9, 3 * i + 1]} for i in range(5)]
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    settings = {"num_blocks": 32, "max_num_batched_tokens": 7, "max_num_seqs": 5, "debug": True}
+    runner = TorchRunner(folder, Manifest.load(folder), num_threads=1)
+    got = LLM(folder, runner=runner, **settings).generate(prompts, params)
+    want = LLM(folder, num_threads=1, **settings).generate(prompts, params)
+    assert [r.outputs[0].token_ids for r in got] == [r.outputs[0].token_ids for r in want]
+
+
+def test_npu_without_its_software_is_one_clear_error(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagegraft.custom_ops.ascend.torch import npu
+    from pagegraft.runtime.model.torch_runner import TorchRunner
+
+    monkeypatch.setattr(npu, "cann_folder", lambda: None)
+    monkeypatch.setattr(npu.importlib.util, "find_spec", lambda name: object())
+    folder = _converted(folders, "llama_gqa__dyn18")
+    with pytest.raises(ConfigurationError, match=r"CANN.*--device cpu"):
+        TorchRunner(folder, Manifest.load(folder), device="npu")
+
+
+def test_caches_in_shared_memory_are_refused(folders: Path) -> None:
+    from pagegraft.runtime.model.torch_runner import TorchRunner
+
+    folder = _converted(folders, "llama_gqa__dyn18")
+    runner = TorchRunner(folder, Manifest.load(folder))
+    with pytest.raises(ConfigurationError, match="shared memory"):
+        LLM(folder, runner=runner, num_blocks=8, shared_memory="pagegraft-test")
