@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ConvertOptions"]
+__all__ = ["ConvertOptions", "Target"]
+
+Target = Literal["cpu", "ort-cuda", "ascend"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,7 @@ class ConvertOptions:
     fuse: bool = True
     verify: bool = True
     link: bool = False
-    target: Literal["cpu", "ort-cuda", "ascend"] = "cpu"
+    target: Target = "cpu"
     max_positions: int | None = None
     block_size: int = 16
     kv_dtype: str | None = None

@@ -113,6 +113,9 @@ class PackedModel:
             feeds[group.slot_mapping] = np.concatenate(
                 [self._slots(s, p, index) for s, p in zip(states, positions, strict=True)]
             ).astype(np.int32)
+        if "attention_metadata" in self.inputs:
+            reach = [s.tokens + n for s, n in zip(states, lengths, strict=True)]
+            feeds["attention_metadata"] = np.array([max(lengths), max(reach), len(work)], np.int32)
         return {name: array for name, array in feeds.items() if name in self.inputs}
 
     def _grow(self, state: _Sequence, group: int, tokens: int) -> None:

@@ -80,7 +80,7 @@ def convert(
     sliced = options.verify and too_large_to_run(found)
     oracles = source_slices(analysis, progress=progress) if sliced else []
     progress(f"rewriting {len(analysis.sites)} attentions")
-    layers = rewrite(model, analysis)
+    layers = rewrite(model, analysis, options.target)
     with new_folder(out) as folder:
         progress("writing the converted model")
         files = write_model(model, found, folder, link=options.link)

@@ -23,7 +23,13 @@ class PagedInputs:
     cumulative: ir.Value
     past: ir.Value
     block_tables: tuple[ir.Value, ...]
-    slot_mappings: tuple[ir.Value, ...]
+    slot_mappings: tuple[ir.Value, ...] = ()
+    metadata: ir.Value | None = None
+
+    def values(self) -> list[ir.Value]:
+        """All of them, in the order of a converted model's inputs."""
+        last = [] if self.metadata is None else [self.metadata]
+        return [self.cumulative, self.past, *self.block_tables, *self.slot_mappings, *last]
 
 
 def assign_groups(sites: Sequence[AttentionSite]) -> tuple[names.CacheGroup, ...]:
@@ -86,7 +92,8 @@ def insert_attention(
         "cumulative_sequence_length": inputs.cumulative,
         "past_seqlens": inputs.past,
         "block_table": inputs.block_tables[group],
-        "slot_mapping": inputs.slot_mappings[group],
+        "slot_mapping": inputs.slot_mappings[group] if inputs.slot_mappings else None,
+        "attention_metadata": inputs.metadata,
         **{name: builder.constant(array.astype(kind), name) for name, array in weights.items() if array is not None},
     }
     attributes = attributes_of(site)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from pagegraft.custom_ops import manifest as names
 
 from ..io_contract import SourceInterface
 from ..recognise.probe import Probe
@@ -22,11 +21,13 @@ def graph_input(name: str, dtype: ir.DataType, *dims: str | int) -> ir.Value:
 class PackedTokens:
     """Replaces the token-side inputs of a source graph."""
 
-    def __init__(self, builder: Builder, interface: SourceInterface) -> None:
+    def __init__(
+        self, builder: Builder, interface: SourceInterface, input_ids: ir.Value, position_ids: ir.Value
+    ) -> None:
         self.builder = builder
         self.interface = interface
-        self.input_ids = graph_input(names.INPUT_IDS, ir.DataType.INT64, "tokens")
-        self.position_ids = graph_input(names.POSITION_IDS, ir.DataType.INT64, "tokens")
+        self.input_ids = input_ids
+        self.position_ids = position_ids
 
     def replace_inputs(self) -> None:
         """Feeds the old token and position inputs from the new flat ones; fixes the mask and the other inputs."""
@@ -77,9 +78,10 @@ class PackedTokens:
                 user.replace_input_with(position, new)
 
 
-def pack_tokens(builder: Builder, probe: Probe, plan: StructurePlan) -> PackedTokens:
+def pack_tokens(
+    builder: Builder, probe: Probe, plan: StructurePlan, input_ids: ir.Value, position_ids: ir.Value
+) -> None:
     """Does both replacements; positions by value first, while the source's values are still wired up."""
-    packed = PackedTokens(builder, probe.interface)
+    packed = PackedTokens(builder, probe.interface, input_ids, position_ids)
     packed.replace_positions(probe, plan)
     packed.replace_inputs()
-    return packed

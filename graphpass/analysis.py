@@ -1,0 +1,168 @@
+"""Everything known of a model before the first edit: every attention accepted, every other value proven."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import onnx_ir as ir
+from pagegraft.custom_ops import manifest as names
+
+from .errors import NotConvertible
+from .graph import GraphView
+from .io_contract import SourceInterface, classify
+from .normalise import onnxruntime_ops
+from .options import ConvertOptions
+from .recognise.attention import find_score_anchors, recognise_scores
+from .recognise.cache import CacheIndex, resolve_cache_shapes
+from .recognise.fuse import Fuser
+from .recognise.fused import find_grouped, recognise_grouped
+from .recognise.probe import Probe
+from .recognise.site import AttentionSite
+from .recognise.structure import StructurePlan, plan_structure
+from .rewrite.insert_op import assign_groups
+from .rewrite.logits_rows import LogitsPlan, plan_logits
+
+__all__ = ["Analysis", "analyse"]
+
+#: Longest context probed when nobody states one.
+DEFAULT_LONGEST = 2048
+#: Rows of rotary tables when neither the source nor the user states the longest context.
+UNSTATED_BOUND = 32768
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All that is known of a model before the first edit: every attention accepted, every other value proven."""
+
+    probe: Probe
+    sites: tuple[AttentionSite, ...]
+    structure: StructurePlan
+    logits: LogitsPlan
+    groups: tuple[names.CacheGroup, ...]
+    max_positions: int | None
+    input_names: tuple[str, ...] = ()
+    token_count: int = 0
+    compute_dtype: ir.DataType = field(default=ir.DataType.FLOAT)
+
+    @property
+    def accuracy(self) -> str:
+        """The key of verification tolerances: the compute type, or what limits accuracy more."""
+        for node in self.probe.view.order:
+            level = node.attributes.get("accuracy_level")
+            if node.op_type == "MatMulNBits" and level is not None and level.as_int() == 4:
+                return "int8 products"
+        return str(self.compute_dtype.numpy())
+
+    @property
+    def positions(self) -> Literal["position_ids", "past", "none"]:
+        """Which source of token positions the converted graph reads."""
+        if not self.structure.position_free:
+            return "position_ids"
+        return "past" if any(site.rotary is not None for site in self.sites) else "none"
+
+    @property
+    def interface(self) -> SourceInterface:
+        """Roles of the source's inputs and outputs."""
+        return self.probe.interface
+
+
+def analyse(model: ir.Model, options: ConvertOptions, *, max_positions: int | None = None) -> Analysis:
+    """Recognises everything in a normalised model without changing it. Raises NotConvertible with the reason."""
+    interface = classify(model.graph)
+    view = GraphView(model.graph, [interface.tokens], interface.caches)
+    refuse_unknown_ops(model)
+    refuse_batch_global_ops(model)
+    probe = Probe(model, view, interface)
+    caches = CacheIndex(view, interface)
+    resolve_cache_shapes(probe, caches)
+    probe.measure()
+    longest = max_positions or DEFAULT_LONGEST
+    sites = [recognise_scores(probe, caches, anchor, longest) for anchor in find_score_anchors(view, caches)]
+    sites += [recognise_grouped(probe, caches, node) for node in find_grouped(model.graph)]
+    sites.sort(key=lambda site: view.order[site.node])
+    if not sites:
+        raise NotConvertible(
+            "no attention was found",
+            hint="only decoder language models with attention can be converted",
+            kind="no-attention",
+        )
+    check_caches_are_explained(caches, sites)
+    limits = [site.score.limit for site in sites if site.score.limit is not None]
+    structure = plan_structure(probe, sites, min([longest, *limits]))
+    bound = min([n for n in (structure.limit, max_positions, *limits) if n is not None], default=UNSTATED_BOUND)
+    if options.fuse:
+        fuser = Fuser(probe, bound)
+        sites = [fuser.fuse(site) for site in sites]
+        if any(site.rotary is not None for site in sites):
+            structure = plan_structure(probe, sites, bound)
+            limits.append(bound)
+    limits += [n for n in (structure.limit, max_positions) if n is not None]
+    plan = plan_logits(probe)
+    return Analysis(
+        probe=probe,
+        sites=tuple(sites),
+        structure=structure,
+        logits=plan,
+        groups=assign_groups(sites),
+        max_positions=min(limits, default=None),
+        token_count=min(plan.vocab, token_rows(interface.tokens) or plan.vocab),
+        input_names=tuple(v.name or "" for v in model.graph.inputs),
+        compute_dtype=ir.DataType.from_numpy(probe.dtype(sites[0].operands[0])),
+    )
+
+
+def token_rows(tokens: ir.Value) -> int | None:
+    """Rows of the table that tokens are looked up in, when it is constant: how many different tokens there are."""
+    for user, position in tokens.uses():
+        table = user.inputs[0] if user.op_type == "Gather" and position == 1 else None
+        if table is not None and table.const_value is not None:
+            return int(table.const_value.shape.numpy()[0])
+    return None
+
+
+def refuse_unknown_ops(model: ir.Model) -> None:
+    """Raises for ops that the installed onnxruntime does not know: nothing about them can be evaluated."""
+    known = onnxruntime_ops()
+    for node in model.graph:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if (domain, node.op_type) not in known and node.op_identifier() not in model.functions:
+            raise NotConvertible(
+                f"onnxruntime has no op {domain or 'ai.onnx'}::{node.op_type}",
+                node.name or "",
+                "custom ops of other libraries are not supported",
+                kind="custom-op",
+            )
+
+
+def refuse_batch_global_ops(model: ir.Model) -> None:
+    """Raises for ops whose result for one token depends on all tokens of the batch."""
+    for node in model.graph:
+        if node.op_type == "DynamicQuantizeLinear":
+            raise NotConvertible(
+                "activations are quantised per tensor at run time: a sequence's result would depend on what else is "
+                "in the batch",
+                node.name or "",
+                "convert the float model, or one with weight-only quantisation",
+                kind="dynamic-quantisation",
+            )
+
+
+def check_caches_are_explained(caches: CacheIndex, sites: list[AttentionSite]) -> None:
+    """Raises when a cache is read by something that no recognised attention accounts for."""
+    explained = {link.past for site in sites for link in (*site.key_cache, *site.value_cache)}
+    for node, links in caches.by_node.items():
+        for link in links:
+            if link.present is None:
+                raise NotConvertible(
+                    f"the past '{link.past.name}' is read but no output hands it on",
+                    node.name or "",
+                    "export with present outputs",
+                    kind="cache",
+                )
+            if link.past not in explained:
+                raise NotConvertible(
+                    f"the past '{link.past.name}' is read by something that is no recognised attention",
+                    node.name or "",
+                    kind="cache",
+                )
