@@ -33,6 +33,9 @@ def _convert(
     link: Annotated[bool, typer.Option(help="Hard-link the source's data files instead of copying them.")] = False,
     max_positions: Annotated[int | None, typer.Option(help="Longest context in tokens.")] = None,
     block_size: Annotated[int, typer.Option(help="Default block size for the runtime.")] = 16,
+    target: Annotated[
+        str, typer.Option(help="cpu (pagegraft's runtime), ort-cuda (stock onnxruntime CUDA) or ascend.")
+    ] = "cpu",
     kv_dtype: Annotated[
         str | None, typer.Option(help="What the caches store: float32, float16, bfloat16, int8, int4 or fp8.")
     ] = None,
@@ -49,7 +52,10 @@ def _convert(
     from .options import ConvertOptions
     from .pipeline import convert
 
+    if target not in ("cpu", "ort-cuda", "ascend"):
+        raise typer.BadParameter(f"{target} is none of cpu, ort-cuda, ascend", param_hint="--target")
     options = ConvertOptions(
+        target=target,  # type: ignore[arg-type]
         fuse=fuse,
         verify=verify,
         link=link,

@@ -115,7 +115,7 @@ class PackedModel:
             ).astype(np.int32)
         if "attention_metadata" in self.inputs:
             reach = [s.tokens + n for s, n in zip(states, lengths, strict=True)]
-            feeds["attention_metadata"] = np.array([max(lengths), max(reach), len(work)], np.int32)
+            feeds["attention_metadata"] = np.array([max(lengths), max(reach), max(reach)], np.int32)
         return {name: array for name, array in feeds.items() if name in self.inputs}
 
     def _grow(self, state: _Sequence, group: int, tokens: int) -> None:

@@ -13,6 +13,7 @@ from pagegraft.custom_ops import manifest as names
 
 from .bisect import first_difference
 from .errors import NotConvertible, VerificationError
+from .genai import write_genai_config
 from .kv_cache import KvRequest, change_caches, kept_graph, kv_bytes_per_token, measure_caches, read_request
 from .normalise import Source, external_tensors, find_model, load, normalise
 from .options import ConvertOptions
@@ -102,6 +103,11 @@ def convert(
                 replace(options, verify=options.verify and not sliced),
                 progress,
             )
+        if options.target == "ort-cuda":
+            site = analysis.sites[0]
+            config = _read_json(found.folder / "config.json")
+            width = site.heads * site.query.size
+            write_genai_config(folder, manifest, config, heads=site.heads, hidden_size=config.get("hidden_size", width))
         replace(manifest, verification=verification).save(folder)
     return replace(
         report,
