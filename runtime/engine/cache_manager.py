@@ -56,7 +56,7 @@ class CacheManager:
         self._holders: list[dict[int, PrefixNode]] = [{} for _ in self.groups]
         self.pools = tuple(BlockPool(shape.num_blocks, partial(self._forget, g)) for g, shape in enumerate(self.groups))
         self._updates: list[TableUpdate] = []
-        self._copies: list[tuple[Sequence, BlockCopy]] = []
+        self._copies: list[BlockCopy] = []
         self._registrations: list[Registration] = []
 
     # -- shared prefixes ------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class CacheManager:
         source, target = blocks[column], pool.allocate()
         pool.release(source)
         blocks[column] = target
-        self._copies.append((sequence, BlockCopy(group, source, target)))
+        self._copies.append(BlockCopy(group, source, target))
         self._updates.append(TableUpdate(group, sequence.row, column, (target,)))
 
     def _give_up(self, sequence: Sequence, group: int, first: int) -> None:
@@ -263,14 +263,9 @@ class CacheManager:
 
     # -- what a plan takes along ----------------------------------------------------------------------------------
 
-    def drop_copies(self, sequence: Sequence) -> None:
-        """Forgets the copies planned for a sequence that will not run in this step after all."""
-        self._copies = [(owner, copy) for owner, copy in self._copies if owner is not sequence]
-
     def take_changes(self) -> tuple[tuple[BlockCopy, ...], tuple[TableUpdate, ...], tuple[Registration, ...]]:
         """Block copies, table updates and registrations since the last call."""
-        copies = tuple(copy for _, copy in self._copies)
-        updates, registrations = tuple(self._updates), tuple(self._registrations)
+        copies, updates, registrations = tuple(self._copies), tuple(self._updates), tuple(self._registrations)
         self._copies, self._updates, self._registrations = [], [], []
         return copies, updates, registrations
 

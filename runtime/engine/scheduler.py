@@ -137,9 +137,11 @@ class Scheduler(Lifecycle):
         return True
 
     def _drop(self, draft: _Draft, victim: Sequence) -> None:
-        """Preempts a sequence and takes it out of the plan."""
+        """Preempts a sequence and takes it out of the plan.
+
+        A copy planned for it stays in the plan and does no harm: whoever gets the target has not written it yet.
+        """
         draft.counts.pop(victim, None)
-        self.cache.drop_copies(victim)
         self.preempt(victim)
         draft.preempted.append(victim)
 
