@@ -43,8 +43,9 @@ def draw_together(rows: Sequence[Candidates]) -> NDArray[np.int64]:
     ids_RK[filled_RK] = np.concatenate([row.ids_n for row in rows])
     scaled_RK = np.full(filled_RK.shape, -np.inf, np.float32)
     scaled_RK[filled_RK] = np.concatenate([row.logits_n for row in rows])
-    scaled_RK -= np.array([row.peak for row in rows])[:, None]
-    scaled_RK *= np.array([1.0 / row.params.temperature for row in rows], np.float32)[:, None]
+    with np.errstate(over="ignore"):  # a mask may be the lowest float32: -inf is as good
+        scaled_RK -= np.array([row.peak for row in rows])[:, None]
+        scaled_RK *= np.array([1.0 / row.params.temperature for row in rows], np.float32)[:, None]
 
     # Largest first, the lowest id first among equal ones, because the ids ascend and the sort is stable.
     order_RK = (-scaled_RK).argsort(axis=1, kind="stable")
@@ -57,8 +58,7 @@ def draw_together(rows: Sequence[Candidates]) -> NDArray[np.int64]:
     by_id_RK = np.empty_like(weights_RK)
     np.put_along_axis(by_id_RK, order_RK, weights_RK, axis=1)
     running_RK = by_id_RK.cumsum(axis=1, dtype=np.float64)
-    total_R = running_RK[:, -1]
-    # uniform * total may round up to total, which no running sum exceeds.
-    point_R = np.minimum(np.array([row.uniform for row in rows]) * total_R, np.nextafter(total_R, 0.0))
+    # A number below 1 times the total stays below the total in float64, so every row has its first one.
+    point_R = np.array([row.uniform for row in rows]) * running_RK[:, -1]
     drawn_R = (running_RK > point_R[:, None]).argmax(axis=1)
     return np.asarray(ids_RK[np.arange(len(rows)), drawn_R])

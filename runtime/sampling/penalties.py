@@ -58,7 +58,8 @@ class TokenPenalties:
         ids, counts = self._ids[: self._used], self._counts[: self._used]
         logits = row_V[ids]
         if self._repetition != 1.0:
-            logits = np.where(logits > 0, logits / self._repetition, logits * self._repetition)
+            with np.errstate(over="ignore"):  # a mask may be the lowest float32: -inf is as good
+                logits = np.where(logits > 0, logits / self._repetition, logits * self._repetition)
         if self._frequency != 0.0:
             logits -= self._frequency * counts
         if self._presence != 0.0:

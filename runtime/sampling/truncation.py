@@ -92,9 +92,10 @@ def draw_from(ids_n: NDArray[np.int64], weights_n: NDArray[np.float32], uniform:
 
 
 def _weights(logits_n: NDArray[np.float32], peak: np.float32, temperature: float) -> NDArray[np.float32]:
-    weights_n = logits_n - peak
-    if temperature != 1.0:
-        weights_n *= np.float32(1.0 / temperature)
+    with np.errstate(over="ignore"):  # a mask may be the lowest float32: -inf is as good
+        weights_n = logits_n - peak
+        if temperature != 1.0:
+            weights_n *= np.float32(1.0 / temperature)
     np.exp(weights_n, out=weights_n)
     return weights_n
 

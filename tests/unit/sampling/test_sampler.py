@@ -184,6 +184,19 @@ def test_half_precision_logits() -> None:
     assert sample(logits, [state(SamplingParams(temperature=0))]) == [V - 1]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("mask", [-np.inf, np.finfo(np.float32).min, -1e30])
+@pytest.mark.parametrize(
+    "shape", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}, {"typical_p": 0.9}, {"logprobs": 5}]
+)
+def test_masked_tokens_are_never_drawn(mask: float, shape: dict[str, Any]) -> None:
+    logits = np.full((200, V), mask, np.float32)
+    logits[:, [3, 7]] = 30.0, 29.5
+    params = SamplingParams(temperature=0.5, repetition_penalty=2.0, presence_penalty=1.0, **shape)
+    states = [state(params, seed=row, prompt_token_ids=[0, 1], output_token_ids=[2]) for row in range(200)]
+    assert set(sample(logits, states)) <= {3, 7}
+
+
 @pytest.mark.parametrize("top", [0, 1, 5, -1])
 def test_logprobs_are_of_the_raw_logits(top: int) -> None:
     rng = np.random.default_rng(5)

@@ -112,7 +112,6 @@ def test_rows_drawn_together_are_those_the_numbers_point_at(size: int) -> None:
 )
 def test_the_ends_of_the_unit_interval_give_tokens_of_positive_weight(uniform: float, sampling: SamplingParams) -> None:
     logits = np.full(600, -np.inf, np.float32)
-    # The nearest number to 3 below 1 * 3 is 3 itself: without care the draw would run over the end.
     logits[[5, 100, 300]] = 1.0
     allowed = {0.0: [5], 0.5: [100]}.get(uniform, [300])
     assert draw(logits, logits.max(), sampling, lambda attempt: uniform) in allowed
@@ -173,3 +172,18 @@ def test_sums_against_float64(size: int) -> None:
         assert exact[kept].sum() - exact[ranked[kept.size - 1]] < mass * (1 + 1e-5) + 1e-12
         candidates = nucleus_candidates(weights, mass)
         assert candidates is None or set(kept) <= set(candidates)
+
+
+@pytest.mark.parametrize("size", [200, 256, 3 * 256, 3 * 256 + 77])
+def test_a_sum_at_the_very_end_of_a_block_stays_on_positive_weights(size: int) -> None:
+    """Blocks are added up in float32 and searched in float64: their ends differ in the last digits."""
+    rng = np.random.default_rng(size)
+    for _ in range(200):
+        weights = rng.random(size).astype(np.float32)
+        weights[np.arange(size) % 256 > 100] = 0.0
+        sums = BlockSums(weights)
+        for end in (*range(256, size, 256), size):
+            for mass in (BlockSums(weights[:end]).total, weights[:end].astype(np.float64).sum(), sums.total * 1.001):
+                index = sums.find(math.nextafter(mass, 0.0))
+                assert 0 <= index < size
+                assert weights[index] > 0
