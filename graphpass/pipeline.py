@@ -9,8 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 from pagegraft.custom_ops import manifest as names
+from pagegraft.custom_ops import spec
 
+from .adopt import PagedOracle, adopt_paged, is_paged
 from .bisect import first_difference
 from .errors import NotConvertible, VerificationError
 from .genai import write_genai_config
@@ -54,6 +57,9 @@ def inspect(source: Path | str, options: ConvertOptions | None = None) -> Report
     model = load(found)
     nodes = model.graph.num_nodes()
     try:
+        if is_paged(model):
+            adopted = adopt_paged(model)
+            return Report(source=str(found.file), nodes_before=nodes, layers=adopted.reports)
         normalise(model)
         analysis = analyse(model, options, max_positions=longest_context(found, options))
     except NotConvertible as error:
@@ -73,6 +79,8 @@ def convert(
     check_output(out, found)
     progress(f"reading {found.file.name}")
     model = load(found)
+    if is_paged(model):
+        return _convert_paged(found, out, model, options, progress)
     nodes = model.graph.num_nodes()
     normalise(model)
     progress("recognising attention")
@@ -113,6 +121,51 @@ def convert(
         report,
         kv_bytes_per_token=kv_bytes_per_token(manifest),
         nodes_after=model.graph.num_nodes(),
+        inputs_after=tuple(v.name or "" for v in model.graph.inputs),
+        verification=verification,
+    )
+
+
+def _convert_paged(source: Source, out: Path, model: ir.Model, options: ConvertOptions, progress: Progress) -> Report:
+    """Takes over a model that is paged already: its interface changes, its attentions do not."""
+    nodes = model.graph.num_nodes()
+    adopted = adopt_paged(model)
+    model.opset_imports.setdefault(spec.MICROSOFT_DOMAIN, 1)
+    with new_folder(out) as folder:
+        files = write_model(model, source, folder, link=options.link)
+        manifest = names.Manifest(
+            model_file=MODEL_FILE,
+            graph_digest=names.file_digest(folder / MODEL_FILE),
+            groups=adopted.groups,
+            layers=adopted.layers,
+            positions="past",
+            vocab_size=adopted.vocab,
+            compute_dtype=adopted.compute_dtype,
+            max_positions=adopted.max_positions,
+            default_block_size=options.block_size,
+            data_files=data_file_facts(folder, files, digests=True),
+            source={"file": source.file.name, "digest": names.file_digest(source.file)},
+        )
+        verification: dict[str, Any] = {"verified": False, "reason": "not wanted"}
+        if options.verify:
+            progress("comparing with the source, one sequence at a time")
+            packed = PackedModel(folder / MODEL_FILE, manifest, num_blocks=256, block_size=4)
+            schedule = make_schedule(manifest.vocab_size, 48)
+            result = compare(PagedOracle(source.file, manifest), packed, schedule, dtype=adopted.compute_dtype)
+            if not result.passed:
+                raise VerificationError(f"the model does not compute what {source.file} computes: {result.sentence()}")
+            verification = {"verified": True, **result.to_dict()}
+            progress(result.sentence())
+        replace(manifest, verification=verification).save(folder)
+    return Report(
+        source=str(source.file),
+        layers=adopted.reports,
+        nodes_before=nodes,
+        nodes_after=model.graph.num_nodes(),
+        kv_bytes_per_token=kv_bytes_per_token(manifest),
+        windows=tuple(g.window for g in adopted.groups),
+        compute_dtype=adopted.compute_dtype,
+        max_positions=adopted.max_positions,
         inputs_after=tuple(v.name or "" for v in model.graph.inputs),
         verification=verification,
     )

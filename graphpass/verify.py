@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from pagegraft.custom_ops import manifest as names
 
 from .evaluate import Array
-from .packed import PackedModel, SourceModel
+from .packed import PackedModel
 
 __all__ = ["CONTEXT_FRACTION", "TOLERANCES", "Schedule", "Verification", "accuracy_key", "compare", "make_schedule"]
 
@@ -37,6 +37,13 @@ TOLERANCES = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1, "int8 products
 CONTEXT_FRACTION = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.2, "int8 products": 0.01, **CACHE_FRACTIONS}
 #: A difference is allowed up to this multiple of what the source differs from itself on prefixes of the same tokens.
 NOISE_FACTOR = 2.0
+
+
+class Oracle(Protocol):
+    """What says which logits are right: it runs one sequence at a time."""
+
+    def logits(self, tokens: Sequence[int]) -> Array:
+        """Teacher-forced logits `[tokens, vocab]` of one sequence."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,7 @@ def run_packed(packed: PackedModel, schedule: Schedule) -> list[Array]:
 
 
 def compare(
-    source: SourceModel,
+    source: Oracle,
     packed: PackedModel,
     schedule: Schedule,
     *,
@@ -162,7 +169,7 @@ def compare(
     )
 
 
-def _source_noise(source: SourceModel, sequences: Sequence[Sequence[int]], expected: Sequence[Array]) -> float:
+def _source_noise(source: Oracle, sequences: Sequence[Sequence[int]], expected: Sequence[Array]) -> float:
     """Largest difference between the source and itself when it is given a prefix of the same tokens.
 
     Kernels that round their inputs (quantised products, half precision) differ by the number of rows they are given.
@@ -176,7 +183,7 @@ def _source_noise(source: SourceModel, sequences: Sequence[Sequence[int]], expec
     return noise
 
 
-def _without_context(source: SourceModel, sequences: Sequence[Sequence[int]]) -> list[Array]:
+def _without_context(source: Oracle, sequences: Sequence[Sequence[int]]) -> list[Array]:
     """Each token's logits when it is a sequence of its own."""
     known: dict[int, Array] = {}
     for tokens in sequences:
