@@ -17,7 +17,7 @@ from pagegraft.graphpass.packed import PackedModel
 from pagegraft.runtime import LLM, SamplingParams
 from pagegraft.runtime.engine.plan import BlockCopy
 from pagegraft.runtime.engine.request import RequestInput
-from pagegraft.runtime.model.kv_pool import KVPool
+from pagegraft.runtime.model.kv_pool import KVLayout, KVPool
 from pagegraft.runtime.model.runner import KVGroup
 from pagegraft.runtime.outputs import RequestOutput
 from plain_source import PlainSource, log_softmax
@@ -226,7 +226,7 @@ def test_forks_share_blocks_and_copy_scales_with_them(llama: Converted) -> None:
 
 def test_copying_a_block_copies_every_tensor_of_its_group(llama: Converted) -> None:
     manifest = Manifest.load(llama.folder("int8"))
-    pool = KVPool(manifest, [KVGroup(num_blocks=4, block_size=8)])
+    pool = KVPool(KVLayout(manifest, [KVGroup(num_blocks=4, block_size=8)]))
     arrays = pool._arrays[0]
     assert len(arrays) == 8  # two layers: keys, values and the scales of both
     for number, array in enumerate(arrays):
