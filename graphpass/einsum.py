@@ -1,4 +1,4 @@
-"""Spells Einsum over two token operands out in Transpose, Unsqueeze and MatMul, so that recognition sees the product."""
+"""Spells Einsum over two token operands out in Transpose, Unsqueeze and MatMul: recognition then sees the product."""
 
 from __future__ import annotations
 

@@ -43,12 +43,19 @@ def find_score_anchors(view: GraphView, caches: CacheIndex) -> list[ScoreAnchor]
 
 
 def _anchor(view: GraphView, caches: CacheIndex, softmax: ir.Node) -> ScoreAnchor | None:
-    scores = _product_before(view, softmax)
+    scores, other = _product_before(view, softmax)
     if scores is None:
         return None
     found = _product_behind(view, softmax)
     if found is None:
         return None
+    if other is not None:
+        raise NotConvertible(
+            f"scores are changed by what '{other.name}' computes from the tokens themselves",
+            softmax.name or "",
+            "only masks and biases that depend on positions alone can be paged",
+            kind="score",
+        )
     mixing, probabilities, value = found
     left, right = scores.inputs[0], scores.inputs[1]
     if left is None or right is None:
@@ -59,32 +66,31 @@ def _anchor(view: GraphView, caches: CacheIndex, softmax: ir.Node) -> ScoreAncho
     return ScoreAnchor(region, scores, mixing, left, right, value)
 
 
-def _product_before(view: GraphView, softmax: ir.Node) -> ir.Node | None:
-    """The product of two token operands that every token path into the softmax comes from."""
+def _product_before(view: GraphView, softmax: ir.Node) -> tuple[ir.Node | None, ir.Node | None]:
+    """The product of two token operands that token paths into the softmax come from, and a node that is on others."""
     products: set[ir.Node] = set()
+    other: ir.Node | None = None
     stack = [v for v in softmax.inputs if view.taint(v)]
     seen: set[ir.Node] = set()
     while stack:
         value = stack.pop()
         producer = value.producer() if value is not None else None
-        if producer is None:
-            return None
+        if producer is None or len(seen) > 64:
+            return None, None
         if producer in seen:
             continue
         seen.add(producer)
-        if producer.op_type == "MatMul":
-            if len(view.tainted_inputs(producer)) < 2:
-                return None
+        if producer.op_type == "MatMul" and len(view.tainted_inputs(producer)) >= 2:
             products.add(producer)
-        elif len(seen) > 64 or producer.op_type in ("Gemm", "LayerNormalization"):
-            return None
+        elif producer.op_type in ("MatMul", "Gemm", "LayerNormalization"):
+            other = producer
         else:
             stack.extend(view.tainted_inputs(producer))
     if len(products) > 1:
         raise NotConvertible(
             "scores are a sum of several products", softmax.name or "", "export with joined heads", kind="score"
         )
-    return products.pop() if products else None
+    return (products.pop() if products else None), other
 
 
 def _product_behind(view: GraphView, softmax: ir.Node) -> tuple[ir.Node, ir.Value, ir.Value] | None:
@@ -104,6 +110,13 @@ def _product_behind(view: GraphView, softmax: ir.Node) -> tuple[ir.Node, ir.Valu
                     if out not in reached:
                         reached.add(out)
                         stack.append(out)
+    if len(products) > 1 and all(view.taint(node.inputs[1]) for node in products):
+        raise NotConvertible(
+            f"the probabilities of one Softmax weigh {len(products)} sets of values",
+            softmax.name or "",
+            "differential attention cannot be paged",
+            kind="score",
+        )
     if len(products) != 1:
         return None
     node, probabilities = next(iter(products.items()))
