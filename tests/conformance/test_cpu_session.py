@@ -147,3 +147,11 @@ def test_every_instruction_set_passes(isa: str) -> None:
     if "PAGEGRAFT_ISA: expected one of" in " ".join((done.stdout + done.stderr).split()):
         pytest.skip(f"this machine or build has no {isa} kernels")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["masks/alibi_float16", "quantised/int8_PER_TOKEN_float16", "core/value_head_float16"])
+def test_the_microsoft_name_refuses_what_only_ours_can_say(name: str) -> None:
+    """Such a node would not run on a stock onnxruntime."""
+    private = CASES[name].call()
+    with pytest.raises(ContractError):
+        CpuBackend(domain="com.microsoft").run(private.feeds, private.attributes)
