@@ -12,7 +12,7 @@ namespace pagegraft {
 namespace {
 
 constexpr std::int64_t kFewRange = 512;
-constexpr std::int64_t kManyRows = 256;
+constexpr std::int64_t kManyRows = 512;
 constexpr std::int64_t kManyRange = 8192;
 constexpr std::int64_t kManyRangeFewTokens = 1024;  // when a step brings so few rows that only ranges can be shared out
 

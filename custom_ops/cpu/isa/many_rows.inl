@@ -23,6 +23,16 @@ struct ManyRows {
   RowLimits* limits;  // [panels * kPanel]
 };
 
+// Keys of a tile that some row of a panel sees, whole microtiles at the lower end.
+struct Span {
+  std::int64_t from, to;
+};
+
+inline Span span_of(const Tile& tile, const RowLimits& low, const RowLimits& high) {
+  const std::int64_t from = low.begin - tile.begin, to = high.end - tile.begin;
+  return {from > 0 ? from / Simd::kTileKeys * Simd::kTileKeys : 0, to < tile.count ? to : tile.count};
+}
+
 // scores[k][row] = keys[k] . query[row] for kKeys keys and one panel.
 template <int kKeys>
 inline void tile_dots(const float* keys, std::int64_t k_stride, const float* query, std::int64_t D, float* scores) {
@@ -91,6 +101,8 @@ void widen_tile(const Tile& tile, const std::uint8_t* const* rows, std::int64_t 
                 const float* scales, float* out) {
   const std::int64_t stride = padded(n);
   for (std::int64_t j = 0; j < tile.count; ++j) {
+    // One head's rows lie a whole token apart, which no hardware prefetcher follows. The pointers are padded by 16.
+    for (std::int64_t i = 0; i < stored_bytes<kType>(n); i += 64) __builtin_prefetch(rows[j + 8] + offset + i);
     if (tile.mapped[j]) {
       widen_row<kType>(rows[j] + offset, n, scales == nullptr ? 1.f : scales[tile.scale[j]], out + j * stride);
     } else {
@@ -108,7 +120,7 @@ bool all_finite(const float* values, std::int64_t n) {
 }
 
 // ALiBi and softcap of a panel's scores.
-void shape_panel(const Step& step, const ManyRows& many, const Tile& tile, std::int64_t first) {
+void shape_panel(const Step& step, const ManyRows& many, const Tile& tile, std::int64_t first, const Span& span) {
   if (!step.config.slopes.empty()) {
     for (std::int64_t v = 0; v < kPanel; v += W) {
       alignas(64) float offsets[Simd::W];
@@ -116,7 +128,7 @@ void shape_panel(const Step& step, const ManyRows& many, const Tile& tile, std::
         offsets[r] = static_cast<float>(tile.begin - many.limits[first + v + r].position);
       }
       const F slope = Simd::load(many.slopes + first + v), offset = Simd::load(offsets);
-      for (std::int64_t j = 0; j < tile.count; ++j) {
+      for (std::int64_t j = span.from; j < span.to; ++j) {
         float* s = many.scores + j * kPanel + v;
         Simd::store(s, Simd::fma(slope, Simd::add(offset, Simd::set1(static_cast<float>(j))), Simd::load(s)));
       }
@@ -124,13 +136,13 @@ void shape_panel(const Step& step, const ManyRows& many, const Tile& tile, std::
   }
   if (step.config.softcap > 0.f) {
     const F cap = Simd::set1(step.config.softcap), inverse = Simd::set1(1.f / step.config.softcap);
-    for (std::int64_t i = 0; i < tile.count * kPanel; i += W) {
+    for (std::int64_t i = span.from * kPanel; i < span.to * kPanel; i += W) {
       Simd::store(many.scores + i, Simd::mul(cap, tanh(Simd::mul(Simd::load(many.scores + i), inverse))));
     }
   }
 }
 
-void mask_panel(const ManyRows& many, const Tile& tile, std::int64_t first) {
+void mask_panel(const ManyRows& many, const Tile& tile, std::int64_t first, const Span& span) {
   const F hidden = Simd::set1(-kInfinity);
   for (std::int64_t v = 0; v < kPanel; v += W) {
     alignas(64) float begins[Simd::W], ends[Simd::W];
@@ -144,7 +156,7 @@ void mask_panel(const ManyRows& many, const Tile& tile, std::int64_t first) {
       ends[r] = relative(limits.end);
     }
     const F begin = Simd::load(begins), end = Simd::load(ends);
-    for (std::int64_t j = 0; j < tile.count; ++j) {
+    for (std::int64_t j = span.from; j < span.to; ++j) {
       float* s = many.scores + j * kPanel + v;
       const F at = Simd::set1(static_cast<float>(j));
       const F seen = Simd::select_less(at, begin, hidden, Simd::select_less(at, end, Simd::load(s), hidden));
@@ -154,17 +166,17 @@ void mask_panel(const ManyRows& many, const Tile& tile, std::int64_t first) {
 }
 
 // Scores to exponentials; moves the panel's states on and leaves the factors of its earlier sums.
-void softmax_panel(const ManyRows& many, std::int64_t count, std::int64_t first, float* factors) {
+void softmax_panel(const ManyRows& many, const Span& span, std::int64_t first, float* factors) {
   for (std::int64_t v = 0; v < kPanel; v += W) {
     const F before = Simd::load(many.max + first + v);
     F top = before;
-    for (std::int64_t j = 0; j < count; ++j) {
+    for (std::int64_t j = span.from; j < span.to; ++j) {
       const F s = Simd::load(many.scores + j * kPanel + v);
       top = Simd::select_less(top, s, s, top);
     }
     const F base = finite_max(top), factor = carry(before, top);
     F sum = Simd::zero();
-    for (std::int64_t j = 0; j < count; ++j) {
+    for (std::int64_t j = span.from; j < span.to; ++j) {
       const F p = exp(Simd::sub(Simd::load(many.scores + j * kPanel + v), base));
       Simd::store(many.scores + j * kPanel + v, p);
       sum = Simd::add(sum, p);
@@ -175,19 +187,22 @@ void softmax_panel(const ManyRows& many, std::int64_t count, std::int64_t first,
   }
 }
 
-void weigh_panel(const ManyRows& many, std::int64_t count, std::int64_t first, const float* factors,
+void weigh_panel(const ManyRows& many, const Span& span, std::int64_t first, const float* factors,
                  std::int64_t channels, std::int64_t value_stride) {
   constexpr int kRows = Simd::kTileRows;
+  const float* weights = many.scores + span.from * kPanel;
+  const float* values = many.values + span.from * value_stride;
+  const std::int64_t count = span.to - span.from;
   std::int64_t c = 0;
   for (; c + 2 * W <= channels; c += 2 * W) {
     for (std::int64_t r = 0; r < kPanel; r += kRows) {
-      tile_weigh<kRows, 2>(many.scores + r, factors + r, many.values + c, value_stride, count,
+      tile_weigh<kRows, 2>(weights + r, factors + r, values + c, value_stride, count,
                            many.sums + (first + r) * many.v_stride + c, many.v_stride);
     }
   }
   for (; c < channels; c += W) {
     for (std::int64_t r = 0; r < kPanel; r += kRows) {
-      tile_weigh<kRows, 1>(many.scores + r, factors + r, many.values + c, value_stride, count,
+      tile_weigh<kRows, 1>(weights + r, factors + r, values + c, value_stride, count,
                            many.sums + (first + r) * many.v_stride + c, many.v_stride);
     }
   }
@@ -199,7 +214,7 @@ void weigh_panel_strictly(const ManyRows& many, const Tile& tile, std::int64_t f
   for (std::int64_t r = 0; r < kPanel; ++r) {
     float* sums = many.sums + (first + r) * many.v_stride;
     for (std::int64_t c = 0; c < channels; ++c) sums[c] *= factors[r];
-    for (std::int64_t j = 0; j < tile.count; ++j) {
+    for (std::int64_t j = 0; j < tile.count; ++j) {  // within what the panel sees, by the test
       if (!tile.sees(many.limits[first + r], j)) continue;
       const float p = many.scores[j * kPanel + r];
       for (std::int64_t c = 0; c < channels; ++c) sums[c] += p * many.values[j * value_stride + c];
@@ -263,20 +278,21 @@ void many_tile(const Step& step, const ManyRows& many, const Tile& tile) {
     const std::int64_t first = panel * kPanel;
     const RowLimits &low = many.limits[first], &high = many.limits[first + kPanel - 1];
     if (tile.begin >= high.end || tile.begin + tile.count <= low.begin) continue;
-    for (std::int64_t j = 0; j < tile.count; j += kKeys) {
+    const Span span = span_of(tile, low, high);
+    for (std::int64_t j = span.from; j < span.to; j += kKeys) {
       tile_dots<kKeys>(many.keys + j * many.k_stride, many.k_stride, many.query + panel * D * kPanel, D,
                        many.scores + j * kPanel);
     }
-    shape_panel(step, many, tile, first);
-    const bool masked = !tile.all_visible(low, high, 0, tile.count);
-    if (masked) mask_panel(many, tile, first);
+    shape_panel(step, many, tile, first, span);
+    const bool masked = !tile.all_visible(low, high, span.from, span.to);
+    if (masked) mask_panel(many, tile, first, span);
     alignas(64) float factors[kPanel];
-    softmax_panel(many, tile.count, first, factors);
+    softmax_panel(many, span, first, factors);
     if (masked && finite < 0) finite = all_finite(many.values, tile.count * value_stride) ? 1 : 0;
     if (masked && finite == 0) {
       weigh_panel_strictly(many, tile, first, factors, channels, value_stride);
     } else {
-      weigh_panel(many, tile.count, first, factors, channels, value_stride);
+      weigh_panel(many, span, first, factors, channels, value_stride);
     }
   }
 }
