@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from .engine.errors import ConfigurationError
+from .cli_options import (
+    Budget,
+    Debug,
+    Device,
+    KvMemory,
+    MaxTokens,
+    Model,
+    Seed,
+    Sequences,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+)
 
 if TYPE_CHECKING:
     from .llm import LLM
@@ -16,32 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-Model = Annotated[Path, typer.Argument(help="Folder that `pagegraft convert` wrote.", show_default=False)]
-KvMemory = Annotated[
-    Optional[str],  # noqa: UP045 - typer reads the annotation at run time
-    typer.Option("--kv-memory", help="Memory for the caches, like 512MB or 2GiB. Default: 40 % of what is free."),
-]
-Threads = Annotated[Optional[int], typer.Option("--threads", help="Threads of the model. Default: one a core.")]  # noqa: UP045
-Budget = Annotated[int, typer.Option("--max-num-batched-tokens", help="Tokens that one step computes at most.")]
-Sequences = Annotated[int, typer.Option("--max-num-seqs", help="Sequences that run at once at most.")]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Output tokens at most.")]
-Temperature = Annotated[
-    Optional[float],  # noqa: UP045
-    typer.Option("--temperature", help="0 is greedy. Default: what the model's generation_config.json says."),
-]
-TopP = Annotated[Optional[float], typer.Option("--top-p", help="Keep the likeliest tokens up to this mass.")]  # noqa: UP045
-TopK = Annotated[Optional[int], typer.Option("--top-k", help="Keep so many of the likeliest tokens.")]  # noqa: UP045
-Seed = Annotated[Optional[int], typer.Option("--seed", help="Makes sampled output reproducible.")]  # noqa: UP045
-Debug = Annotated[bool, typer.Option("--debug", help="Check all accounting after each step.")]
-
 
 def register(app: typer.Typer) -> None:
     """Adds this package's subcommands to the command line."""
-    app.command()(generate)
-    app.command()(chat)
-    app.command()(serve)
-    app.command()(bench)
-    app.command()(demo)
+    from .cli_bench import bench
+    from .cli_serve import serve
+
+    for command in (generate, chat, serve, bench, demo):
+        app.command()(command)
 
 
 def _load(model: Path, **settings: Any) -> LLM:
@@ -70,6 +65,7 @@ def generate(
     threads: Threads = None,
     max_num_batched_tokens: Budget = 512,
     max_num_seqs: Sequences = 128,
+    device: Device = "cpu",
     debug: Debug = False,
 ) -> None:
     """Continues prompts, all of them together. One prompt streams; several are printed in order."""
@@ -79,6 +75,7 @@ def generate(
         num_threads=threads,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
+        device=device,
         debug=debug,
     )
     with llm:
@@ -144,6 +141,7 @@ def chat(
     seed: Seed = None,
     kv_memory: KvMemory = None,
     threads: Threads = None,
+    device: Device = "cpu",
     chat_template: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--chat-template", help="A jinja2 file to use instead of the model's own template."),
@@ -152,7 +150,7 @@ def chat(
     """Talks with a model through its own chat template: a line is a turn, an empty line or Ctrl-D ends."""
     from .text import ChatTemplate
 
-    with _load(model, kv_memory=kv_memory, num_threads=threads) as llm:
+    with _load(model, kv_memory=kv_memory, num_threads=threads, device=device) as llm:
         template = llm.model.text.chat_template
         if chat_template is not None:
             template = ChatTemplate(chat_template.read_text(encoding="utf-8"), llm.model.text.special_tokens)
@@ -171,124 +169,6 @@ def _read_line() -> str:
         return input("> " if sys.stdin.isatty() else "").strip()
     except (EOFError, KeyboardInterrupt):
         return ""
-
-
-def serve(
-    model: Model,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen on.")] = 8000,
-    model_name: Annotated[Optional[str], typer.Option("--model-name", help="What clients call the model.")] = None,  # noqa: UP045
-    api_key: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--api-key", envvar="PAGEGRAFT_API_KEY", help="Wanted from clients as a bearer token."),
-    ] = None,
-    kv_memory: KvMemory = None,
-    threads: Threads = None,
-    max_num_batched_tokens: Budget = 512,
-    max_num_seqs: Sequences = 128,
-    max_unfinished: Annotated[int, typer.Option("--max-unfinished", help="Further requests get status 429.")] = 1024,
-    request_timeout: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option("--request-timeout", help="Seconds after which a request is ended."),
-    ] = None,
-    drain_seconds: Annotated[float, typer.Option("--drain-seconds", help="For running requests at the end.")] = 30.0,
-    shared_memory: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--shared-memory", help="Name of a shared memory region for the caches."),
-    ] = None,
-) -> None:
-    """Serves a model by OpenAI's HTTP interface, with metrics at /metrics and a chat page at /."""
-    try:
-        from .server.app import ServerOptions
-        from .server.run import run_server
-    except ImportError as error:
-        raise ConfigurationError(
-            f"the server needs {error.name}, which is not installed; run: pip install 'pagegraft[server]'"
-        ) from error
-    name = model_name or model.resolve().name
-    options = ServerOptions(
-        model_name=name, api_key=api_key, request_timeout=request_timeout, drain_seconds=drain_seconds
-    )
-    typer.echo(f"{name} at http://{host}:{port} (chat page), http://{host}:{port}/v1 (OpenAI), /metrics, /health")
-    run_server(
-        model,
-        options,
-        host=host,
-        port=port,
-        max_unfinished=max_unfinished,
-        kv_memory=kv_memory,
-        num_threads=threads,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        shared_memory=shared_memory,
-    )
-
-
-def bench(
-    model: Model,
-    requests: Annotated[int, typer.Option("--requests", help="How many requests.")] = 100,
-    prompt_len: Annotated[str, typer.Option("--prompt-len", help="Prompt tokens, A:B log-uniform.")] = "16:512",
-    output_len: Annotated[str, typer.Option("--output-len", help="Output tokens at most, A:B log-uniform.")] = "16:256",
-    shared_prefix: Annotated[int, typer.Option("--shared-prefix", help="Tokens that all prompts begin with.")] = 0,
-    rate: Annotated[Optional[float], typer.Option("--rate", help="Poisson arrivals a second.")] = None,  # noqa: UP045
-    trace: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--trace", help="JSON lines with arrival, prompt_len, output_len."),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of lengths, tokens and arrivals.")] = 0,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Every output has its full length.")] = False,
-    baseline: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--baseline", help="static: padded static batches of the unconverted model, in the same run."),
-    ] = None,
-    baseline_batch: Annotated[str, typer.Option("--baseline-batch", help="Batch sizes to try.")] = "8,16",
-    source: Annotated[Optional[Path], typer.Option("--source", help="The unconverted model.")] = None,  # noqa: UP045
-    output: Annotated[Optional[str], typer.Option("--json", help="Write JSON to this file; - is stdout.")] = None,  # noqa: UP045
-    kv_memory: KvMemory = None,
-    num_blocks: Annotated[Optional[int], typer.Option("--num-blocks", help="Instead of --kv-memory.")] = None,  # noqa: UP045
-    block_size: Annotated[Optional[int], typer.Option("--block-size", help="Tokens a block.")] = None,  # noqa: UP045
-    threads: Threads = None,
-    max_num_batched_tokens: Budget = 512,
-    max_num_seqs: Sequences = 128,
-    no_prefix_caching: Annotated[bool, typer.Option("--no-prefix-caching", help="Share no blocks.")] = False,
-) -> None:
-    """Measures a model: throughput, latency, KV utilisation, and on request against static batches."""
-    from .bench.command import BenchOptions
-    from .bench.command import bench as run
-    from .bench.workload import LengthRange, WorkloadOptions
-    from .config import EngineConfig
-
-    config = EngineConfig(
-        kv_memory=kv_memory,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_threads=threads,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        enable_prefix_caching=not no_prefix_caching,
-    )
-    workload = WorkloadOptions(
-        requests=requests,
-        prompt_len=LengthRange.parse(prompt_len),
-        output_len=LengthRange.parse(output_len),
-        shared_prefix=shared_prefix,
-        rate=rate,
-        trace=trace,
-        seed=seed,
-    )
-    batches = tuple(int(part) for part in baseline_batch.split(","))
-    run(
-        model,
-        config,
-        BenchOptions(
-            workload=workload,
-            ignore_eos=ignore_eos,
-            baseline=baseline,
-            baseline_batches=batches,
-            source=source,
-            output=output,
-        ),
-    )
 
 
 def demo(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from .engine.errors import ConfigurationError
 
-__all__ = ["EngineConfig"]
+__all__ = ["Device", "EngineConfig"]
+
+Device = Literal["cpu", "npu", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +24,7 @@ class EngineConfig:
     max_num_seqs: sequences that run at once at most.
     enable_prefix_caching: share blocks of equal prefixes, and keep them after their request.
     num_threads: threads of the model; None is one a core.
+    device: "cpu" (onnxruntime), "npu" (Ascend, through torch_npu), or "torch" (the runner of "npu" on torch's CPU).
     debug: check all accounting after each step.
     shared_memory: name of a POSIX shared memory region that holds the caches, where other processes can read them
         (`model.shared_memory.attach`); it is freed even after `kill -9`, by the next engine that uses any.
@@ -33,6 +37,7 @@ class EngineConfig:
     max_num_seqs: int = 128
     enable_prefix_caching: bool = True
     num_threads: int | None = None
+    device: str = "cpu"  # one of Device
     debug: bool = False
     shared_memory: str | None = None
 
@@ -43,5 +48,12 @@ class EngineConfig:
                 raise ConfigurationError(f"{name}={value!r}: must be a whole number of at least 1")
         if self.block_size is not None and self.block_size & (self.block_size - 1):
             raise ConfigurationError(f"block_size={self.block_size}: must be a power of two")
+        if self.device not in get_args(Device):
+            raise ConfigurationError(f"device '{self.device}' is unknown; there are: {', '.join(get_args(Device))}")
+        if self.device != "cpu" and self.shared_memory is not None:
+            raise ConfigurationError(
+                f"shared memory is memory of the host and the caches of device '{self.device}' are not in it: leave "
+                "shared_memory out"
+            )
         if self.num_blocks is not None and self.kv_memory is not None:
             raise ConfigurationError("num_blocks and kv_memory both size the cache: give one of them")

@@ -52,9 +52,9 @@ def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner |
     manifest = Manifest.load(folder)
     block_size = config.block_size or manifest.default_block_size
     if runner is None:
-        runner = OnnxRunner(folder, manifest, num_threads=config.num_threads, shared_memory=config.shared_memory)
+        runner = _runner(folder, manifest, config)
     elif config.shared_memory is not None:
-        raise ConfigurationError("caches in shared memory are a matter of the CPU runner: leave shared_memory out")
+        raise ConfigurationError("a runner of your own has its own memory: leave shared_memory out")
     shapes, max_chunk = _shapes(manifest, config, block_size)
     runner.allocate_kv([KVGroup(shape.num_blocks, block_size) for shape in shapes])
     cache = CacheManager(shapes, block_size, max_chunk=max_chunk, share_prefixes=config.enable_prefix_caching)
@@ -80,6 +80,18 @@ def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner |
         block_size=block_size,
         kv_bytes=sum(size * shape.num_blocks for size, shape in zip(sizes, shapes, strict=True)),
     )
+
+
+def _runner(folder: Path, manifest: Manifest, config: EngineConfig) -> ModelRunner:
+    if config.device == "cpu":
+        return OnnxRunner(folder, manifest, num_threads=config.num_threads, shared_memory=config.shared_memory)
+    from .model.torch_runner import TorchRunner  # torch is an extra
+
+    device = "npu" if config.device == "npu" else "cpu"
+    runner = TorchRunner(folder, manifest, device=device, num_threads=config.num_threads)
+    if device == "npu" and config.kv_memory is None and config.num_blocks is None:
+        raise ConfigurationError("the memory of an NPU is not measured here: say how much the caches get, --kv-memory")
+    return runner
 
 
 def _shapes(manifest: Manifest, config: EngineConfig, block_size: int) -> tuple[tuple[GroupShape, ...], int]:

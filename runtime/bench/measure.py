@@ -73,13 +73,22 @@ class _Times:
     tokens: list[float] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What was observed of a run, a value each step."""
+
+    utilisation: list[float] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    counts: list[int] = field(default_factory=list)
+
+
 def run_workload(engine: Engine, workload: Sequence[BenchRequest], *, ignore_eos: bool, kv_bytes: int) -> BenchResult:
     """Runs all requests, greedily, each entering at its arrival; returns when the last has ended."""
     before = _counters(engine)
     times: dict[str, _Times] = {}
     requests: list[Request] = []
-    utilisation: list[float] = []
-    running: list[int] = []
+    seen = _Seen()
     pending = list(reversed(workload))
     start = time.perf_counter()
     while pending or engine.has_work:
@@ -95,10 +104,11 @@ def run_workload(engine: Engine, workload: Sequence[BenchRequest], *, ignore_eos
         now = time.perf_counter() - start
         for request in changed:
             times[request.request_id].tokens.append(now)
-        utilisation.append(engine.kv_utilisation())
-        running.append(len(engine.scheduler.running))
-    seconds = time.perf_counter() - start
-    return _result(requests, list(times.values()), seconds, before, engine, utilisation, running, kv_bytes)
+        seen.utilisation.append(engine.kv_utilisation())
+        seen.running.append(len(engine.scheduler.running))
+    seen.seconds = time.perf_counter() - start
+    seen.counts = [now - then for now, then in zip(_counters(engine), before, strict=True)]
+    return _result(requests, list(times.values()), seen, kv_bytes)
 
 
 def _add(engine: Engine, item: BenchRequest, request_id: str, *, ignore_eos: bool) -> Request:
@@ -114,19 +124,9 @@ def _counters(engine: Engine) -> tuple[int, int, int, int, int]:
     return c.preemptions, c.prefix_queries, c.prefix_hits, c.computed_tokens, c.steps
 
 
-def _result(
-    requests: list[Request],
-    times: list[_Times],
-    seconds: float,
-    before: tuple[int, int, int, int, int],
-    engine: Engine,
-    utilisation: list[float],
-    running: list[int],
-    kv_bytes: int,
-) -> BenchResult:
-    preemptions, queries, hits, computed, steps = (
-        now - then for now, then in zip(_counters(engine), before, strict=True)
-    )
+def _result(requests: list[Request], times: list[_Times], seen: _Seen, kv_bytes: int) -> BenchResult:
+    preemptions, queries, hits, computed, steps = seen.counts
+    seconds, utilisation, running = seen.seconds, seen.utilisation, seen.running
     prompt_tokens = sum(len(r.source.prompt_token_ids) for r in requests)
     output_tokens = sum(r.choices[0].sampling.num_output_tokens for r in requests)
     gaps = [b - a for t in times for a, b in zip(t.tokens, t.tokens[1:], strict=False)]

@@ -186,6 +186,7 @@ def test_text_without_a_tokenizer_says_so(synthetic_model: Build) -> None:
         ({"block_size": 3, "num_blocks": 8}, "power of two"),
         ({"num_blocks": 8, "kv_memory": "1MB"}, "give one of them"),
         ({"num_blocks": 8, "max_num_seqs": 600}, "max_num_seqs=600"),
+        ({"device": "gpu"}, "device 'gpu' is unknown"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(

@@ -116,5 +116,7 @@ def test_unusable_names_and_amounts_are_refused_and_leave_nothing(synthetic_mode
     with pytest.raises(ConfigurationError, match="no room"):
         LLM(folder, num_blocks=1 << 34, shared_memory=name)
     assert not Path(f"/dev/shm/pagegraft-{name}").exists()
-    with pytest.raises(ConfigurationError, match="matter of the CPU runner"):
+    with pytest.raises(ConfigurationError, match="runner of your own"):
         LLM(folder, num_blocks=16, shared_memory=name, runner=OnnxRunner(folder, Manifest.load(folder)))
+    with pytest.raises(ConfigurationError, match="device 'npu'"):
+        LLM(folder, num_blocks=16, shared_memory=name, device="npu")

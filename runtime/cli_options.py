@@ -1,0 +1,45 @@
+"""Options that several subcommands of runtime share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+__all__ = [
+    "Budget",
+    "Debug",
+    "Device",
+    "KvMemory",
+    "MaxTokens",
+    "Model",
+    "Seed",
+    "Sequences",
+    "Temperature",
+    "Threads",
+    "TopK",
+    "TopP",
+]
+
+Model = Annotated[Path, typer.Argument(help="Folder that `pagegraft convert` wrote.", show_default=False)]
+KvMemory = Annotated[
+    Optional[str],  # noqa: UP045 - typer reads the annotation at run time
+    typer.Option("--kv-memory", help="Memory for the caches, like 512MB or 2GiB. Default: 40 % of what is free."),
+]
+Threads = Annotated[Optional[int], typer.Option("--threads", help="Threads of the model. Default: one a core.")]  # noqa: UP045
+Budget = Annotated[int, typer.Option("--max-num-batched-tokens", help="Tokens that one step computes at most.")]
+Sequences = Annotated[int, typer.Option("--max-num-seqs", help="Sequences that run at once at most.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Output tokens at most.")]
+Temperature = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--temperature", help="0 is greedy. Default: what the model's generation_config.json says."),
+]
+TopP = Annotated[Optional[float], typer.Option("--top-p", help="Keep the likeliest tokens up to this mass.")]  # noqa: UP045
+TopK = Annotated[Optional[int], typer.Option("--top-k", help="Keep so many of the likeliest tokens.")]  # noqa: UP045
+Seed = Annotated[Optional[int], typer.Option("--seed", help="Makes sampled output reproducible.")]  # noqa: UP045
+Debug = Annotated[bool, typer.Option("--debug", help="Check all accounting after each step.")]
+Device = Annotated[
+    str,
+    typer.Option("--device", help="cpu (onnxruntime), npu (Ascend, through torch_npu), or torch (torch's CPU)."),
+]
