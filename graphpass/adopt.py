@@ -193,7 +193,7 @@ def _rewire(
     for index, part in enumerate(parts):
         number = next(i for i, g in enumerate(groups) if index in g.layers)
         named = {**part.inputs, "block_table": tables[number], "slot_mapping": slots[number], **lengths}
-        named["attention_metadata"] = None
+        del named["attention_metadata"]
         ordered = spec.ordered_inputs(named)
         part.node.resize_inputs(len(ordered))
         for position, value in enumerate(ordered):

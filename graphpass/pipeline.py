@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
 from pagegraft.custom_ops import manifest as names
-from pagegraft.custom_ops import spec
 
-from .adopt import PagedOracle, adopt_paged, is_paged
+from .adopt import adopt_paged, is_paged
 from .bisect import first_difference
 from .errors import NotConvertible, VerificationError
 from .genai import write_genai_config
 from .kv_cache import KvRequest, change_caches, kept_graph, kv_bytes_per_token, measure_caches, read_request
-from .normalise import Source, external_tensors, find_model, load, normalise
+from .normalise import Source, find_model, load, normalise
 from .options import ConvertOptions
 from .oracle import source_model
 from .output import MODEL_FILE, check_output, data_file_facts, new_folder, write_model
 from .packed import PackedModel
+from .paged_source import convert_paged
 from .passes import Analysis, analyse, rewrite
 from .report import Refusal, Report, describe
 from .slices import source_slices, verify_slices
+from .source_facts import longest_context, read_json, too_large_to_run, verification_length
 from .texts import bundled_text
 from .verify import Verification, accuracy_key, compare, make_schedule
 
@@ -33,14 +31,8 @@ __all__ = ["convert", "inspect", "verify"]
 
 Progress = Callable[[str], None]
 
-#: Keys under which model configurations state their longest context.
-_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
 #: Data files above this are not digested: the copy is a plain copy, and reading it again would double the time.
 _LARGEST_DIGESTED = 1 << 30
-#: Models below this many bytes are verified past windows of thousands of tokens.
-_SMALL_MODEL = 64 << 20
-#: Memory that two sessions take, in multiples of the source's bytes: weights, and products packed for the processor.
-_MEMORY_FACTOR = 3.0
 
 
 def _silent(_: str) -> None:
@@ -80,7 +72,7 @@ def convert(
     progress(f"reading {found.file.name}")
     model = load(found)
     if is_paged(model):
-        return _convert_paged(found, out, model, options, progress)
+        return convert_paged(found, out, model, options, progress)
     nodes = model.graph.num_nodes()
     normalise(model)
     progress("recognising attention")
@@ -113,7 +105,7 @@ def convert(
             )
         if options.target == "ort-cuda":
             site = analysis.sites[0]
-            config = _read_json(found.folder / "config.json")
+            config = read_json(found.folder / "config.json")
             width = site.heads * site.query.size
             write_genai_config(folder, manifest, config, heads=site.heads, hidden_size=config.get("hidden_size", width))
         replace(manifest, verification=verification).save(folder)
@@ -124,75 +116,6 @@ def convert(
         inputs_after=tuple(v.name or "" for v in model.graph.inputs),
         verification=verification,
     )
-
-
-def _convert_paged(source: Source, out: Path, model: ir.Model, options: ConvertOptions, progress: Progress) -> Report:
-    """Takes over a model that is paged already: its interface changes, its attentions do not."""
-    nodes = model.graph.num_nodes()
-    adopted = adopt_paged(model)
-    model.opset_imports.setdefault(spec.MICROSOFT_DOMAIN, 1)
-    with new_folder(out) as folder:
-        files = write_model(model, source, folder, link=options.link)
-        manifest = names.Manifest(
-            model_file=MODEL_FILE,
-            graph_digest=names.file_digest(folder / MODEL_FILE),
-            groups=adopted.groups,
-            layers=adopted.layers,
-            positions="past",
-            vocab_size=adopted.vocab,
-            compute_dtype=adopted.compute_dtype,
-            max_positions=adopted.max_positions,
-            default_block_size=options.block_size,
-            data_files=data_file_facts(folder, files, digests=True),
-            source={"file": source.file.name, "digest": names.file_digest(source.file)},
-        )
-        verification: dict[str, Any] = {"verified": False, "reason": "not wanted"}
-        if options.verify:
-            progress("comparing with the source, one sequence at a time")
-            packed = PackedModel(folder / MODEL_FILE, manifest, num_blocks=256, block_size=4)
-            schedule = make_schedule(manifest.vocab_size, 48)
-            result = compare(PagedOracle(source.file, manifest), packed, schedule, dtype=adopted.compute_dtype)
-            if not result.passed:
-                raise VerificationError(f"the model does not compute what {source.file} computes: {result.sentence()}")
-            verification = {"verified": True, **result.to_dict()}
-            progress(result.sentence())
-        replace(manifest, verification=verification).save(folder)
-    return Report(
-        source=str(source.file),
-        layers=adopted.reports,
-        nodes_before=nodes,
-        nodes_after=model.graph.num_nodes(),
-        kv_bytes_per_token=kv_bytes_per_token(manifest),
-        windows=tuple(g.window for g in adopted.groups),
-        compute_dtype=adopted.compute_dtype,
-        max_positions=adopted.max_positions,
-        inputs_after=tuple(v.name or "" for v in model.graph.inputs),
-        verification=verification,
-    )
-
-
-def longest_context(source: Source, options: ConvertOptions) -> int | None:
-    """The longest context in tokens: the option, or what the source's configuration says, or None."""
-    if options.max_positions is not None:
-        return options.max_positions
-    for folder in (source.folder, source.folder.parent if source.folder.name == "onnx" else source.folder):
-        config = _read_json(folder / "config.json")
-        for part in (config, config.get("text_config", {})):
-            for key in _LENGTH_KEYS:
-                if isinstance(part, dict) and isinstance(part.get(key), int):
-                    return int(part[key])
-        length = _read_json(folder / "genai_config.json").get("model", {}).get("context_length")
-        if isinstance(length, int):
-            return length
-    return None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _manifest(
@@ -286,27 +209,3 @@ def _verify(
         )
     progress(result.sentence())
     return result
-
-
-def too_large_to_run(source: Source) -> bool:
-    """True when source and converted model side by side would take more than half of the free memory, or 8 GiB."""
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        free = 8 << 30
-    return source_bytes(source) * _MEMORY_FACTOR > min(free / 2, 8 << 30)
-
-
-def verification_length(analysis: Analysis, source: Source) -> int:
-    """Tokens of the longest sequence that verification runs: past every window where that is affordable."""
-    affordable = 4096 if source_bytes(source) < _SMALL_MODEL else 512
-    windows = [g.window for g in analysis.groups if g.window is not None]
-    return max([48, *(w + 20 for w in windows if w <= affordable)])
-
-
-def source_bytes(source: Source) -> int:
-    """Size of a source's graph and of the data files that it names."""
-    files = {source.file}
-    if source.file.stat().st_size < _SMALL_MODEL:  # a large graph holds its weights itself
-        files |= {Path(tensor.path) for tensor in external_tensors(load(source))}
-    return sum(file.stat().st_size for file in files)

@@ -62,7 +62,7 @@ def _upcast_value(value: ir.Value) -> None:
         value.const_value = ir.LazyTensor(
             lambda: ir.tensor(tensor.numpy().astype(np.float32), name=value.name),
             dtype=ir.DataType.FLOAT,
-            shape=ir.Shape(list(tensor.shape)),
+            shape=ir.Shape([int(d) for d in tensor.shape.numpy()]),
             name=value.name,
         )
 

@@ -8,7 +8,7 @@ gives the tables; random inputs at many sizes prove the result. What is not prov
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,9 @@ from ..errors import NotConvertible
 from ..evaluate import Array, Unevaluable
 from ..graph import is_constant, node_inputs
 from .probe import Probe, Size
-from .score import reachable_integers
+from .rotation import HeadForm, Place, apply_form, norms_agree, pair_gain, pairs, rotated_channels
 from .site import AttentionSite, Operand, Rotary
+from .sizes import reachable_integers
 
 __all__ = ["Fuser"]
 
@@ -27,37 +28,6 @@ __all__ = ["Fuser"]
 _LARGEST_TABLES = 160 << 20
 #: Tokens of one run of the sweep over positions.
 _SWEEP = 4096
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A candidate value: `[T, heads, size]` in its flat order, or `[1, heads, T, size]` when `perm` is given."""
-
-    value: ir.Value
-    perm: tuple[int, ...] | None
-
-
-@dataclass(frozen=True)
-class _Form:
-    """What the region from `value` to an operand does to the vector of one head."""
-
-    value: ir.Value
-    perm: tuple[int, ...] | None
-    interleaved: bool
-    offset: int
-    width: int
-    gain: float
-    weight: np.ndarray[Any, Any] | None
-    epsilon: float
-
-    @property
-    def place(self) -> _Place:
-        """Where the form starts."""
-        return _Place(self.value, self.perm)
-
-    @property
-    def shape(self) -> tuple[bool, int, int]:
-        return self.interleaved, self.offset, self.width
 
 
 class Fuser:
@@ -80,14 +50,14 @@ class Fuser:
     def _fuse(self, site: AttentionSite) -> AttentionSite:
         for query_form in self._forms(site.query):
             for key_form in self._forms(site.key):
-                if query_form.shape != key_form.shape or not _norms_agree(query_form, key_form):
+                if query_form.shape != key_form.shape or not norms_agree(query_form, key_form):
                     continue
                 fused = self._try(site, query_form, key_form)
                 if fused is not None:
                     return fused
         return site
 
-    def _try(self, site: AttentionSite, query: _Form, key: _Form) -> AttentionSite | None:
+    def _try(self, site: AttentionSite, query: HeadForm, key: HeadForm) -> AttentionSite | None:
         if query.width * self._longest * 4 > _LARGEST_TABLES:
             return None
         cos, sin = self._sweep(site.key, key)
@@ -109,13 +79,13 @@ class Fuser:
             norm_epsilon=query.epsilon if query.weight is not None else site.norm_epsilon,
         )
 
-    def _forms(self, operand: Operand) -> list[_Form]:
+    def _forms(self, operand: Operand) -> list[HeadForm]:
         """Forms of all candidates upstream, farthest first."""
         if operand.value is None:
             return []
         tokens = 3
         count = tokens * operand.heads * operand.size
-        forms: list[_Form] = []
+        forms: list[HeadForm] = []
         for value in reversed(self._probe.view.dominators(operand.value)[1:]):
             try:
                 if int(np.prod(self._probe.shape(value, tokens, 0))) != count:
@@ -127,7 +97,7 @@ class Fuser:
                 forms.append(form)
         return forms
 
-    def _run(self, operand: Operand, place: _Place, x_THD: Array, past: int) -> Array:
+    def _run(self, operand: Operand, place: Place, x_THD: Array, past: int) -> Array:
         """The operand `[T, heads, size]` in float64 for given vectors at the candidate."""
         value = place.value
         target = operand.value
@@ -144,7 +114,7 @@ class Fuser:
             raise Unevaluable("an operand has more tokens than are new")
         return out.reshape(tokens, operand.heads, operand.size).astype(np.float64)
 
-    def _matrix(self, operand: Operand, place: _Place, tokens: int, past: int) -> Array:
+    def _matrix(self, operand: Operand, place: Place, tokens: int, past: int) -> Array:
         """The matrix `[out, in]` of the region at the last token, over unit vectors: each head is given another one,
         as if all heads did the same (which `_proven` then shows)."""
         matrix = np.zeros((operand.size, operand.size))
@@ -155,7 +125,7 @@ class Fuser:
             matrix[:, channels] = self._run(operand, place, units, past)[-1, channels - start].T
         return matrix
 
-    def _place(self, operand: Operand, value: ir.Value) -> _Place | None:
+    def _place(self, operand: Operand, value: ir.Value) -> Place | None:
         """How heads and tokens lie in a candidate, from its shape."""
         affine = self._probe.affine(value) or ()
         tokens = [axis for axis, dim in enumerate(affine) if dim == (0, 1, 0)]
@@ -163,11 +133,11 @@ class Fuser:
             return None
         behind = int(np.prod([constant for constant, _, _ in affine[tokens[0] + 1 :]]))
         if behind == operand.heads * operand.size:
-            return _Place(value, None)
+            return Place(value, None)
         heads_first = self._probe.shape(value, 5, 0) == (1, operand.heads, 5, operand.size)
-        return _Place(value, (0, 2, 1, 3)) if heads_first else None
+        return Place(value, (0, 2, 1, 3)) if heads_first else None
 
-    def _form(self, operand: Operand, value: ir.Value) -> _Form | None:
+    def _form(self, operand: Operand, value: ir.Value) -> HeadForm | None:
         place = self._place(operand, value)
         if place is None:
             return None
@@ -186,13 +156,15 @@ class Fuser:
         start = self._matrix(operand, place, 1, 0)
         return self._read_form(operand, place, matrix, start, normed=bool(normed))
 
-    def _read_form(self, operand: Operand, place: _Place, later: Array, start: Array, *, normed: bool) -> _Form | None:
+    def _read_form(
+        self, operand: Operand, place: Place, later: Array, start: Array, *, normed: bool
+    ) -> HeadForm | None:
         """Pairing, gain and norm weight from the matrices at a later position and at position 0."""
         size = operand.size
         own = np.diag(start)
         if not np.allclose(start, np.diag(own), atol=1e-3) or np.any(np.abs(own) < 1e-6):
             return None
-        rotated = _rotated_channels(later / own)
+        rotated = rotated_channels(later / own)
         if rotated is None:
             return None
         interleaved, offset, width = rotated
@@ -201,15 +173,15 @@ class Fuser:
             if epsilon is None:
                 return None
             weight = own * np.sqrt(1.0 / size + epsilon)  # a unit vector's mean square is 1 / size
-            return _Form(place.value, place.perm, interleaved, offset, width, 1.0, weight, epsilon)
+            return HeadForm(place.value, place.perm, interleaved, offset, width, 1.0, weight, epsilon)
         gain = float(own[0] if offset or width == 0 else own[-1])
         if not np.allclose(own, gain, rtol=1e-3):
             return None
         if width == 0 and self._probe.affine(place.value) == self._probe.affine(operand.value):  # type: ignore[arg-type]
             return None
-        return _Form(place.value, place.perm, interleaved, offset, width, gain, None, 0.0)
+        return HeadForm(place.value, place.perm, interleaved, offset, width, gain, None, 0.0)
 
-    def _epsilon(self, operand: Operand, place: _Place, weight: Array) -> float | None:
+    def _epsilon(self, operand: Operand, place: Place, weight: Array) -> float | None:
         """The norm's epsilon from a vector small enough to feel it, as the constant of the region that it must be."""
         small = 1e-3
         x = np.full((1, operand.heads, operand.size), small)
@@ -236,13 +208,13 @@ class Fuser:
                         found.append(float(tensor.numpy().reshape(-1)[0]))
         return found
 
-    def _sweep(self, operand: Operand, form: _Form) -> tuple[Array, Array]:
+    def _sweep(self, operand: Operand, form: HeadForm) -> tuple[Array, Array]:
         """Cosine and sine tables `[positions, width / 2]` at every position, from one vector that shows both."""
         key = (form.shape, self._structural_inputs(operand, form.value))
         if form.width == 0:
             return np.zeros((0, 0)), np.zeros((0, 0))
         if key not in self._tables:
-            first, second = _pairs(form.interleaved, form.offset, form.width)
+            first, second = pairs(form.interleaved, form.offset, form.width)
             x = np.zeros(operand.size)
             x[first] = 1.0
             factor = form.gain
@@ -254,7 +226,7 @@ class Fuser:
                 tokens = min(step, self._longest - past)
                 out = self._run(operand, form.place, np.broadcast_to(x, (tokens, operand.heads, operand.size)), past)
                 cos.append(out[:, 0, first] / factor)
-                sin.append(out[:, 0, second] / _second_factor(form, operand, first, second))
+                sin.append(out[:, 0, second] / pair_gain(form, operand, first, second))
             self._tables[key] = (np.concatenate(cos), np.concatenate(sin))
         return self._tables[key]
 
@@ -265,7 +237,7 @@ class Fuser:
             names.update(v.name or "" for v in node_inputs(node) if not view.taint(v) and not is_constant(v))
         return frozenset(names)
 
-    def _proven(self, operand: Operand, form: _Form, cos: Array, sin: Array) -> bool:
+    def _proven(self, operand: Operand, form: HeadForm, cos: Array, sin: Array) -> bool:
         """Random vectors at many sizes, around every constant that the region's tables reach."""
         rng = np.random.default_rng(11)
         half = self._probe.dtype(form.value) == np.float16
@@ -273,7 +245,7 @@ class Fuser:
             x = rng.standard_normal((new, operand.heads, operand.size)) * (0.02 if form.weight is not None else 1.0)
             x = x.astype(self._probe.dtype(form.value)).astype(np.float64)
             actual = self._run(operand, form.place, x, past)
-            expected = _apply(form, x, cos, sin, past)
+            expected = apply_form(form, x, cos, sin, past)
             tolerance = 2e-2 if half else 2e-4
             if not np.allclose(actual, expected, rtol=tolerance, atol=tolerance * float(np.abs(expected).max())):
                 return False
@@ -292,77 +264,9 @@ class Fuser:
         return [(n, p) for n, p in sizes if p >= 0 and n + p <= self._longest]
 
 
-def _rotary(form: _Form, cos: Array, sin: Array) -> Rotary | None:
+def _rotary(form: HeadForm, cos: Array, sin: Array) -> Rotary | None:
     return Rotary(cos=cos, sin=sin, interleaved=form.interleaved, offset=form.offset) if form.width else None
 
 
-def _norms_agree(query: _Form, key: _Form) -> bool:
-    if (query.weight is None) != (key.weight is None):
-        return False
-    return query.weight is None or abs(query.epsilon - key.epsilon) <= 1e-3 * key.epsilon
-
-
-def _moved_up(operand: Operand, form: _Form) -> Operand:
+def _moved_up(operand: Operand, form: HeadForm) -> Operand:
     return replace(operand, value=form.value, perm=form.perm, scale=operand.scale * form.gain)
-
-
-def _second_factor(form: _Form, operand: Operand, first: Array, second: Array) -> Any:
-    """What the sine of each pair is multiplied by: the gain of the channel it came from."""
-    if form.weight is None:
-        return form.gain
-    return form.weight[first] / np.sqrt(len(first) / operand.size + form.epsilon)
-
-
-def _pairs(interleaved: bool, offset: int, width: int) -> tuple[Array, Array]:
-    """Channels that form the first and second member of each rotated pair."""
-    half = width // 2
-    if interleaved:
-        first = offset + 2 * np.arange(half)
-        return first, first + 1
-    first = offset + np.arange(half)
-    return first, first + half
-
-
-def _rotated_channels(matrix: Array) -> tuple[bool, int, int] | None:
-    """(interleaved, offset, width) of the rotation that a matrix is; width 0 for the identity; None for none."""
-    size = matrix.shape[0]
-    off = np.abs(matrix - np.diag(np.diag(matrix))) > 1e-4
-    if not off.any():
-        return (False, 0, 0) if np.allclose(np.diag(matrix), 1.0, atol=1e-3) else None
-    partners = off.sum(axis=1)
-    channels = np.flatnonzero(partners)
-    if partners.max() > 1:
-        return None
-    partner = {int(c): int(np.flatnonzero(off[c])[0]) for c in channels}
-    lowest = min(partner)
-    interleaved = partner[lowest] == lowest + 1 and len(partner) > 2
-    if interleaved:
-        return _checked(True, lowest - lowest % 2, 2 * (max(partner) // 2 - lowest // 2 + 1), partner)
-    half = partner[lowest] - lowest
-    return _checked(False, lowest, 2 * half, partner) if lowest + 2 * half <= size else None
-
-
-def _checked(interleaved: bool, offset: int, width: int, partner: dict[int, int]) -> tuple[bool, int, int] | None:
-    first, second = _pairs(interleaved, offset, width)
-    expected = dict(zip(first.tolist(), second.tolist(), strict=True))
-    expected.update({b: a for a, b in expected.items()})
-    if any(expected.get(c) != p for c, p in partner.items()) or offset % 8:
-        return None
-    return interleaved, offset, width
-
-
-def _apply(form: _Form, x_THD: Array, cos: Array, sin: Array, past: int) -> Array:
-    """What the op computes, in float64."""
-    y = x_THD
-    if form.weight is not None:
-        y = y / np.sqrt(np.mean(y**2, axis=-1, keepdims=True) + form.epsilon) * form.weight
-    y = y * form.gain
-    if form.width == 0:
-        return np.asarray(y)
-    first, second = _pairs(form.interleaved, form.offset, form.width)
-    rows = slice(past, past + len(y))
-    c, s = cos[rows, None], sin[rows, None]
-    out = y.copy()
-    out[..., first] = y[..., first] * c - y[..., second] * s
-    out[..., second] = y[..., second] * c + y[..., first] * s
-    return out

@@ -7,7 +7,7 @@ Nothing is assumed of how the region is spelled. What does not fit is refused, w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +16,11 @@ import onnx_ir as ir
 
 from ..errors import NotConvertible
 from ..evaluate import Array, Unevaluable
-from ..graph import node_inputs
-from .probe import Probe, Size
+from .probe import Probe
 from .site import ScoreFunction
+from .sizes import LARGEST_LENGTH, base_sizes, probe_sizes
 
-__all__ = ["ScoreRegion", "attend_probabilities", "fit_score", "fit_visible", "probe_sizes"]
-
-_BASE_WITH_PAST: tuple[Size, ...] = ((30, 0), (1, 30), (4, 26), (2, 7))
-_BASE_SINGLE: tuple[Size, ...] = ((1, 0), (1, 1), (1, 7), (1, 30), (1, 61))
-_BASE_WITHOUT: tuple[Size, ...] = ((30, 0), (7, 0), (2, 0))
-#: Constants above this are no lengths but sentinels.
-_LARGEST_LENGTH = 1 << 20
-#: Longest context probed without a past, where scores are a square.
-_LONGEST_SQUARE = 1200
+__all__ = ["ScoreRegion", "attend_probabilities", "fit_score", "fit_visible"]
 
 
 @dataclass(frozen=True)
@@ -48,52 +40,6 @@ class ScoreRegion:
         return value
 
 
-def probe_sizes(probe: Probe, outputs: Sequence[ir.Value], stops: set[ir.Value], longest: int) -> list[Size]:
-    """Sizes at which a structural region may change its mind: around each integer constant that it reaches."""
-    base = _base_sizes(probe)
-    sizes = dict.fromkeys(base)
-    lengths = sorted(c for c in reachable_integers(outputs, stops) if 2 <= c <= min(longest + 1, _LARGEST_LENGTH))
-    for c in lengths:
-        if probe.has_past:
-            near: Iterable[Size] = ((1, c - 2), (1, c - 1), (1, c), (1, c + 1))
-            near = near if probe.single_token else (*near, (3, c - 2))
-        else:
-            near = ((c - 1, 0), (c, 0), (c + 1, 0)) if c < _LONGEST_SQUARE else ()
-        sizes.update(dict.fromkeys((n, p) for n, p in near if p >= 0 and n + p <= longest and n >= 1))
-    sizes[(1, longest - 1) if probe.has_past else (min(longest, _LONGEST_SQUARE), 0)] = None
-    return list(sizes)
-
-
-def _base_sizes(probe: Probe) -> tuple[Size, ...]:
-    if not probe.has_past:
-        return _BASE_WITHOUT
-    return _BASE_SINGLE if probe.single_token else _BASE_WITH_PAST
-
-
-def reachable_integers(outputs: Sequence[ir.Value], stops: set[ir.Value]) -> set[int]:
-    """Integer values of small constants, and dimensions of large ones, that the values are computed from."""
-    found: set[int] = set()
-    seen: set[ir.Value] = set()
-    stack = list(outputs)
-    while stack:
-        value = stack.pop()
-        if value in seen or value in stops:
-            continue
-        seen.add(value)
-        producer = value.producer()
-        if producer is not None:
-            stack.extend(node_inputs(producer))
-        tensor = value.const_value
-        if tensor is None or not value.is_initializer():
-            continue
-        if tensor.size > 16:
-            found.update(int(d) for d in tensor.shape.numpy())
-        elif tensor.dtype.is_integer() or tensor.dtype.is_floating_point():
-            numbers = tensor.numpy().astype(np.float64).reshape(-1)
-            found.update(int(abs(x)) for x in numbers if np.isfinite(x) and abs(x) < _LARGEST_LENGTH and x == int(x))
-    return found
-
-
 def fit_score(probe: Probe, region: ScoreRegion, longest: int) -> ScoreFunction:
     """The score function of a region. Raises NotConvertible when the contract cannot say what the region does."""
     name = region.softmax.name or ""
@@ -103,7 +49,7 @@ def fit_score(probe: Probe, region: ScoreRegion, longest: int) -> ScoreFunction:
     sinks: Array | None = None
     rows: list[tuple[int, Array]] = []
     limit: int | None = None
-    base = _base_sizes(probe)
+    base = base_sizes(probe)
     for new, past in sorted(sizes, key=lambda s: (s not in base, s[0] + s[1])):
         if limit is not None and new + past > limit:
             continue
@@ -165,7 +111,7 @@ def _fit_transfer(probe: Probe, region: ScoreRegion) -> tuple[float, float]:
         z_HK = _logits(probe, region, raw, new, past)[0][:, -1]
         zero_HK = _logits(probe, region, np.zeros(shape), new, past)[0][:, -1]
         gain = z_HK[:, 1] - zero_HK[:, 1]
-        if np.all(np.abs(zero_HK[:, 0]) < _LARGEST_LENGTH):  # not masked: what is taken off whole rows cancels
+        if np.all(np.abs(zero_HK[:, 0]) < LARGEST_LENGTH):  # not masked: what is taken off whole rows cancels
             gain = gain - (z_HK[:, 0] - zero_HK[:, 0])
         if not np.allclose(gain, gain[0], rtol=1e-3, atol=1e-6):
             raise NotConvertible("heads scale their scores differently", name, kind="score")

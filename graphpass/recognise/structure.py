@@ -8,9 +8,8 @@ evaluated on packed positions, it must be what the source gives each sequence by
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,9 +17,10 @@ import onnx_ir as ir
 from ..errors import NotConvertible
 from ..evaluate import Array, Unevaluable
 from ..graph import is_constant, node_inputs
+from .positions import Boundary, cone_of, find_positions, packed_feeds
 from .probe import Probe, Size
-from .score import reachable_integers
 from .site import AttentionSite
+from .sizes import reachable_integers
 
 __all__ = ["StructurePlan", "plan_structure"]
 
@@ -44,22 +44,13 @@ class StructurePlan:
     limit: int | None = None
 
 
-@dataclass(frozen=True)
-class _Boundary:
-    """A structural value that a token-dependent node reads."""
-
-    value: ir.Value
-    user: ir.Node
-    inside_tail: bool
-
-
 def plan_structure(probe: Probe, sites: Sequence[AttentionSite], longest: int) -> StructurePlan:
     """Finds and proves the plan. Raises NotConvertible for a value that packing would change."""
     boundaries = _boundaries(probe, sites)
-    cone = _cone([b.value for b in boundaries])
+    cone = cone_of([b.value for b in boundaries])
     limit = _length_limit(probe, [b.value for b in boundaries], longest)
     longest = limit or longest
-    positions = _find_positions(probe, boundaries, cone)
+    positions = find_positions(probe, boundaries, cone)
     proven: set[ir.Value] = set()
     for boundary in boundaries:
         if boundary.value not in proven:
@@ -92,12 +83,12 @@ def _length_limit(probe: Probe, values: Sequence[ir.Value], longest: int) -> int
     return low
 
 
-def _boundaries(probe: Probe, sites: Sequence[AttentionSite]) -> list[_Boundary]:
+def _boundaries(probe: Probe, sites: Sequence[AttentionSite]) -> list[Boundary]:
     """Structural inputs of token-dependent nodes that stay alive when attention is replaced."""
     jump = {s.output.value: s for s in sites}
     tails = _tails(probe, sites)
     joined = {link.joined: link.past for s in sites for link in (*s.key_cache, *s.value_cache)}
-    found: list[_Boundary] = []
+    found: list[Boundary] = []
     seen: set[ir.Node] = set()
     stack = [probe.interface.logits]
     while stack:
@@ -121,7 +112,7 @@ def _boundaries(probe: Probe, sites: Sequence[AttentionSite]) -> list[_Boundary]
             if probe.view.taint(operand):
                 stack.append(operand)
             elif not is_constant(operand):
-                found.append(_Boundary(operand, node, node in tails))
+                found.append(Boundary(operand, node, node in tails))
     return found
 
 
@@ -134,110 +125,6 @@ def _tails(probe: Probe, sites: Sequence[AttentionSite]) -> set[ir.Node]:
             if joined and operand.value is not None:
                 nodes.update(probe.view.between(joined + [link.new for link in links if link.new], operand.value))
     return {n for n in nodes if any(probe.view.taint(v) for v in n.inputs)}
-
-
-def _cone(values: Iterable[ir.Value]) -> list[ir.Value]:
-    """All non-constant values that the given structural values are computed from, themselves included."""
-    found: dict[ir.Value, None] = {}
-    stack = list(values)
-    while stack:
-        value = stack.pop()
-        if value in found or is_constant(value):
-            continue
-        found[value] = None
-        producer = value.producer()
-        if producer is not None and producer.op_type not in ("Shape", "Size"):
-            stack.extend(node_inputs(producer))
-    return list(found)
-
-
-def _position_sizes(probe: Probe) -> list[Size]:
-    return [(5, 0), (3, 4), (4, 9), (1, 12)] if probe.has_past else [(5, 0), (3, 0), (11, 0)]
-
-
-def _find_positions(probe: Probe, boundaries: Sequence[_Boundary], cone: Sequence[ir.Value]) -> dict[ir.Value, int]:
-    """Values equal to the positions of the new tokens plus a constant that are not computed from the input for them."""
-    sizes = _position_sizes(probe)
-    values = [v for v in cone if v.producer() is not None]
-    if not values:
-        return {}
-    runs = [probe.structural(values, n, p) for n, p in sizes]
-    # Behind a cache the positions of all tokens are read; of these the packed graph has the new ones.
-    tail = set(_cone([b.value for b in boundaries if b.inside_tail]))
-    offsets: dict[ir.Value, int] = {}
-    for index, value in enumerate(values):
-        offset = _offset([run[index] for run in runs], sizes, of_all=value in tail)
-        if offset is not None:
-            offsets[value] = offset
-    chosen: dict[ir.Value, int] = {}
-    seen: set[ir.Value] = set()
-    stack = [b.value for b in boundaries]
-    while stack:
-        value = stack.pop()
-        if value in seen or is_constant(value):
-            continue
-        seen.add(value)
-        if value in offsets:
-            if _needs_replacing(probe, value):
-                origin = _most_upstream(value, offsets)
-                chosen[origin] = offsets[origin]
-            continue
-        producer = value.producer()
-        if producer is not None and producer.op_type not in ("Shape", "Size"):
-            stack.extend(node_inputs(producer))
-    return chosen
-
-
-def _offset(arrays: Sequence[Array], sizes: Sequence[Size], *, of_all: bool) -> int | None:
-    """The constant by which arrays exceed the positions of new tokens (`of_all`: or of all tokens), or None."""
-    sizes = [(n + p, 0) for n, p in sizes] if of_all and arrays[-1].size == sum(sizes[-1]) else sizes
-    found: set[int] = set()
-    for array, (new, past) in zip(arrays, sizes, strict=True):
-        if array.size != new or array.dtype.kind not in "if":
-            return None
-        difference = array.reshape(-1).astype(np.float64) - np.arange(past, past + new)
-        if not np.isfinite(difference[0]) or not np.all(difference == difference[0]) or difference[0] % 1:
-            return None
-        found.add(int(difference[0]))
-    return found.pop() if len(found) == 1 else None
-
-
-def _needs_replacing(probe: Probe, value: ir.Value) -> bool:
-    """True unless the value is computed from the position input alone (and the number of new tokens)."""
-    inputs = {v for v in _cone([value]) if v.producer() is None}
-    if probe.interface.positions not in inputs:
-        return True
-    return probe.interface.mask in inputs
-
-
-def _most_upstream(value: ir.Value, offsets: Mapping[ir.Value, int]) -> ir.Value:
-    while (producer := value.producer()) is not None:
-        nearer = [v for v in node_inputs(producer) if v in offsets]
-        if len(nearer) != 1:
-            break
-        value = nearer[0]
-    return value
-
-
-def packed_feeds(
-    probe: Probe, values: Sequence[ir.Value], positions: Mapping[ir.Value, int], packed: Array
-) -> dict[ir.Value, Array]:
-    """Feeds that evaluate structural values of the source graph as the packed graph will: one row of tokens, no past,
-    and the packed positions wherever positions are read."""
-    tokens = packed.size
-    feeds = probe.structural_feeds(values, tokens, 0)
-    given = probe.interface.positions
-    if given is not None and given in feeds:
-        feeds[given] = packed.astype(feeds[given].dtype).reshape(feeds[given].shape)
-    for value, offset in positions.items():
-        shape, kind = _position_form(probe, value, tokens)
-        feeds[value] = (packed + offset).astype(kind).reshape(shape)
-    return feeds
-
-
-def _position_form(probe: Probe, value: ir.Value, tokens: int) -> tuple[tuple[int, ...], Any]:
-    array = probe.structural([value], tokens, 0)[0]
-    return array.shape, array.dtype
 
 
 def _ragged_batches(probe: Probe, value: ir.Value, longest: int) -> list[tuple[Size, Size]]:
@@ -253,7 +140,7 @@ def _ragged_batches(probe: Probe, value: ir.Value, longest: int) -> list[tuple[S
     return [pair for pair in pairs if all(p >= 0 and n + p <= longest for n, p in pair)]
 
 
-def _prove(probe: Probe, boundary: _Boundary, positions: Mapping[ir.Value, int], longest: int) -> None:
+def _prove(probe: Probe, boundary: Boundary, positions: Mapping[ir.Value, int], longest: int) -> None:
     value = boundary.value
     for first, second in _ragged_batches(probe, value, longest):
         packed = np.concatenate([np.arange(p, p + n) for n, p in (first, second)])
@@ -351,7 +238,7 @@ def _folds(
 
 def _reads_positions(
     probe: Probe,
-    boundaries: Sequence[_Boundary],
+    boundaries: Sequence[Boundary],
     positions: Mapping[ir.Value, int],
     constants: Mapping[ir.Value, Array],
 ) -> bool:
