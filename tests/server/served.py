@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -16,20 +15,6 @@ from pagegraft.custom_ops.manifest import Manifest
 from pagegraft.runtime.async_engine import AsyncLLM
 from pagegraft.runtime.model.session import OnnxRunner
 from pagegraft.runtime.server.app import ServerOptions, create_app
-
-
-def pieces() -> list[str]:
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    return [*letters, *(a + b for a, b in itertools.islice(itertools.product("zyx", letters), 35))]
-
-
-def encode(text: str) -> list[int]:
-    """No merges: one token a letter."""
-    return [pieces().index(letter) for letter in text]
-
-
-def decode(tokens: list[int]) -> str:
-    return "".join(pieces()[t] for t in tokens)
 
 
 class SlowRunner(OnnxRunner):

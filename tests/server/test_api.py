@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-from served import Server, decode, encode, serve
+from served import Server, serve
 
-from tests.wiring.synthetic import continuation
+from tests.wiring.synthetic import continuation, letters, spell
 
 
 def greedy(prompt: str, count: int) -> str:
-    return decode(continuation(encode(prompt), count))
+    return spell(continuation(letters(prompt), count))
 
 
 def complete(server: Server, **body: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_cached_tokens_are_in_the_usage(server: Server) -> None:
     assert salted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-@pytest.mark.parametrize("prompts", [["ab", "cde", "f"], [encode("ab"), encode("cde"), encode("f")]])
+@pytest.mark.parametrize("prompts", [["ab", "cde", "f"], [letters("ab"), letters("cde"), letters("f")]])
 def test_several_prompts_with_several_choices_are_numbered(server: Server, prompts: list[Any]) -> None:
     answer = complete(server, prompt=prompts, n=2, temperature=1.0, seed=1, max_tokens=4)
     assert [c["index"] for c in answer["choices"]] == list(range(6))

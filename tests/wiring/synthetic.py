@@ -12,12 +12,14 @@ token, so that sampling has something to choose from.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
+import tokenizers
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from pagegraft.custom_ops.manifest import (
@@ -66,6 +68,36 @@ def continuation(
         if tokens[-1] == eos:
             break
     return tokens[len(prompt) :]
+
+
+def pieces() -> list[str]:
+    """The spelling of each token of `add_text`: letters, then pairs of letters."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return [*letters, *(a + b for a, b in itertools.islice(itertools.product("zyx", letters), VOCAB - 26))]
+
+
+def spell(tokens: Sequence[int]) -> str:
+    """The text of tokens."""
+    return "".join(pieces()[token] for token in tokens)
+
+
+def letters(text: str) -> list[int]:
+    """The tokens that the tokenizer makes of a text: one a letter, because it has no merges."""
+    return [pieces().index(letter) for letter in text]
+
+
+#: First letter of the role and content of each message, "t" when there are tools, then "a".
+CHAT_TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}{% if tools %}t{% endif %}a"
+
+
+def add_text(folder: Path) -> Path:
+    """Gives a model a tokenizer and a chat template."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({piece: i for i, piece in enumerate(pieces())}, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    return folder
 
 
 class _Graph:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 from pagegraft.runtime import LLM, SamplingParams
 from pagegraft.runtime.engine.request import RequestInput
 
@@ -32,14 +31,9 @@ SETTINGS: dict[str, Any] = {"num_blocks": 40, "max_num_batched_tokens": 9, "max_
 
 @pytest.fixture(scope="module", params=[(None,), (None, 6)], ids=str)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a tokenizer of one letter or two a token."""
+    """With text of one letter or two a token."""
     folder = synthetic.build(tmp_path_factory.mktemp("text"), request.param)
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces = [*letters, *(a + b for a, b in itertools.islice(itertools.product("zyx", letters), 35))]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
+    return synthetic.add_text(folder)
 
 
 def outcome(requests: dict[str, Any]) -> dict[str, Any]:
