@@ -96,7 +96,7 @@ def _common_origin(view: GraphView, site: AttentionSite) -> ir.Value:
     while True:
         latest = max(pending, key=lambda v: -1 if v.producer() is None else view.order[v.producer()])  # type: ignore[index]
         producer = latest.producer()
-        if len(pending) == 1 and (producer is None or not view.ends_walk(producer)):
+        if len(pending) == 1 and (producer is None or producer.op_type == "Gather" or not view.ends_walk(producer)):
             return latest
         if producer is None:
             raise VerificationError(f"attention '{site.node.name}' has no common origin of its operands to cut at")
