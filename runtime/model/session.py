@@ -34,6 +34,8 @@ _LOGITS_TYPES: dict[str, tuple[Any, int]] = {
 }
 #: Making an OrtValue costs more than copying a step's inputs, so buffers are kept by shape, this many.
 _REMEMBERED_SHAPES = 1024
+#: Inputs of more bytes (tables of long contexts) are bound as they are, so that the buffers stay small together.
+_LARGEST_BUFFER = 1 << 16
 _Slot = tuple[NDArray[Any], onnxruntime.OrtValue]
 
 
@@ -111,6 +113,10 @@ class OnnxRunner:
 
     def _feed(self, name: str, array: NDArray[Any]) -> None:
         """Copies an input into the buffer of its shape, and binds that buffer unless it is bound already."""
+        if array.nbytes > _LARGEST_BUFFER:
+            array = np.ascontiguousarray(array)
+            self._bind(name, (array, onnxruntime.OrtValue.ortvalue_from_numpy(array)))
+            return
         key = (name, array.shape)
         slot = self._buffers.get(key)
         if slot is None:
@@ -120,8 +126,11 @@ class OnnxRunner:
             slot = self._buffers[key] = (buffer, onnxruntime.OrtValue.ortvalue_from_numpy(buffer))
         slot[0][...] = array
         if self._bound.get(name) is not slot:
-            self._binding.bind_ortvalue_input(name, slot[1])
-            self._bound[name] = slot  # a binding does not keep numpy's memory alive
+            self._bind(name, slot)
+
+    def _bind(self, name: str, slot: _Slot) -> None:
+        self._binding.bind_ortvalue_input(name, slot[1])
+        self._bound[name] = slot  # a binding does not keep numpy's memory alive
 
     def _logits_value(self, num_rows: int) -> onnxruntime.OrtValue:
         if num_rows > len(self._logits):
