@@ -64,7 +64,7 @@ def generate(
     kv_memory: KvMemory = None,
     threads: Threads = None,
     max_num_batched_tokens: Budget = 512,
-    max_num_seqs: Sequences = 128,
+    max_num_seqs: Sequences = None,
     device: Device = "cpu",
     debug: Debug = False,
 ) -> None:

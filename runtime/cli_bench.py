@@ -37,7 +37,7 @@ def bench(
     block_size: Annotated[Optional[int], typer.Option("--block-size", help="Tokens a block.")] = None,  # noqa: UP045
     threads: Threads = None,
     max_num_batched_tokens: Budget = 512,
-    max_num_seqs: Sequences = 128,
+    max_num_seqs: Sequences = None,
     device: Device = "cpu",
     no_prefix_caching: Annotated[bool, typer.Option("--no-prefix-caching", help="Share no blocks.")] = False,
 ) -> None:

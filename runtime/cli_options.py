@@ -29,7 +29,10 @@ KvMemory = Annotated[
 ]
 Threads = Annotated[Optional[int], typer.Option("--threads", help="Threads of the model. Default: one a core.")]  # noqa: UP045
 Budget = Annotated[int, typer.Option("--max-num-batched-tokens", help="Tokens that one step computes at most.")]
-Sequences = Annotated[int, typer.Option("--max-num-seqs", help="Sequences that run at once at most.")]
+Sequences = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--max-num-seqs", help="Sequences that run at once at most. Default: 128, or the tokens of a step."),
+]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Output tokens at most.")]
 Temperature = Annotated[
     Optional[float],  # noqa: UP045

@@ -24,7 +24,7 @@ def serve(
     kv_memory: KvMemory = None,
     threads: Threads = None,
     max_num_batched_tokens: Budget = 512,
-    max_num_seqs: Sequences = 128,
+    max_num_seqs: Sequences = None,
     device: Device = "cpu",
     max_unfinished: Annotated[int, typer.Option("--max-unfinished", help="Further requests get status 429.")] = 1024,
     request_timeout: Annotated[

@@ -11,6 +11,8 @@ __all__ = ["Device", "EngineConfig"]
 
 Device = Literal["cpu", "npu", "torch"]
 
+_SEQUENCES = 128
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
@@ -21,7 +23,7 @@ class EngineConfig:
     num_blocks: blocks in each cache group, instead of kv_memory.
     block_size: tokens a block, a power of two; None is the model's own choice.
     max_num_batched_tokens: tokens a step computes at most: larger is faster, smaller delays running outputs less.
-    max_num_seqs: sequences that run at once at most.
+    max_num_seqs: sequences that run at once at most; None is 128, or max_num_batched_tokens when that is less.
     enable_prefix_caching: share blocks of equal prefixes, and keep them after their request.
     num_threads: threads of the model; None is one a core.
     device: "cpu" (onnxruntime), "npu" (Ascend, through torch_npu), or "torch" (the runner of "npu" on torch's CPU).
@@ -34,7 +36,7 @@ class EngineConfig:
     num_blocks: int | None = None
     block_size: int | None = None
     max_num_batched_tokens: int = 512
-    max_num_seqs: int = 128
+    max_num_seqs: int | None = None
     enable_prefix_caching: bool = True
     num_threads: int | None = None
     device: str = "cpu"  # one of Device
@@ -57,3 +59,8 @@ class EngineConfig:
             )
         if self.num_blocks is not None and self.kv_memory is not None:
             raise ConfigurationError("num_blocks and kv_memory both size the cache: give one of them")
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that run at once at most."""
+        return min(_SEQUENCES, self.max_num_batched_tokens) if self.max_num_seqs is None else self.max_num_seqs

@@ -58,9 +58,9 @@ def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner |
     shapes, max_chunk = _shapes(manifest, config, block_size)
     runner.allocate_kv([KVGroup(shape.num_blocks, block_size) for shape in shapes])
     cache = CacheManager(shapes, block_size, max_chunk=max_chunk, share_prefixes=config.enable_prefix_caching)
-    scheduler = Scheduler(cache, max_step_tokens=config.max_num_batched_tokens, max_sequences=config.max_num_seqs)
+    scheduler = Scheduler(cache, max_step_tokens=config.max_num_batched_tokens, max_sequences=config.sequences)
     text = ModelText(folder)
-    tables = BlockTables(len(shapes), config.max_num_seqs)
+    tables = BlockTables(len(shapes), config.sequences)
     engine = Engine(
         EngineParts(
             scheduler=scheduler,
@@ -115,7 +115,7 @@ def _shapes(manifest: Manifest, config: EngineConfig, block_size: int) -> tuple[
     # A smaller chunk needs fewer blocks beside a window; the full groups are to keep half of the budget at least.
     while max_chunk > block_size and least_memory(manifest, block_size, max_chunk) > budget // 2:
         max_chunk //= 2
-    shapes = size_pools(manifest, block_size, budget, max_sequences=config.max_num_seqs, max_chunk=max_chunk)
+    shapes = size_pools(manifest, block_size, budget, max_sequences=config.sequences, max_chunk=max_chunk)
     return shapes, max_chunk
 
 
