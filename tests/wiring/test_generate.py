@@ -256,14 +256,14 @@ def test_tables_and_steps_of_every_width(synthetic_model: Build) -> None:
     """One token a block: the tables of six long sequences are wider than any buffer that is kept."""
     rng = random.Random(8)
     items = [[rng.randrange(VOCAB) for _ in range(length)] for length in (3000, 2990, 3, 2900, 3001, 2800, 2950)]
-    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     with LLM(synthetic_model(), num_blocks=20_000, block_size=1, max_num_batched_tokens=300) as llm:
         requests, widest = llm._submit([{"prompt_token_ids": p} for p in items], params), 0
         while llm.engine.has_work:
             llm.engine.step()
             widest = max(widest, llm.engine.runner._bound["block_table"][0].nbytes)  # type: ignore[attr-defined]
         outputs = [list(request.output().outputs[0].token_ids) for request in requests]
-        assert outputs == [continuation(p, 4) for p in items]
+        assert outputs == [continuation(p, 60) for p in items]
         assert widest > 65_536
 
 
