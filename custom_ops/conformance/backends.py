@@ -95,18 +95,23 @@ class ReferenceBackend:
         return paged_attention(feeds, AttentionAttributes.from_dict(attributes), in_place=True)
 
 
+_OURS: Final[Mapping[str, str]] = {
+    "cpu": "pagegraft.custom_ops.conformance.cpu_backend:CpuBackend",
+    "ascend-emulator": "pagegraft.custom_ops.ascend.backend:AscendEmulatorBackend",
+}
+
+
 def load_backend(name: str) -> Backend:
-    """ "cpu", "reference", or `package.module:Class` (made without arguments). Raises ContractError."""
+    """A name of ours or `package.module:Class` (made without arguments). Raises ContractError."""
     if name == "reference":
         return ReferenceBackend()
-    if name == "cpu":
-        name = "pagegraft.custom_ops.conformance.cpu_backend:CpuBackend"
+    name = _OURS.get(name, name)
     module_name, _, class_name = name.partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ContractError(
-            f"backend '{name}' cannot be loaded ({error}); give cpu, reference, or package.module:Class"
+            f"backend '{name}' cannot be loaded ({error}); give reference, {', '.join(_OURS)}, or package.module:Class"
         ) from error
     backend = factory()
     if not isinstance(backend, Backend):
