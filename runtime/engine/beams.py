@@ -79,6 +79,9 @@ class BeamRequest:
 
     def take(self, beam: Beam, logits_V: NDArray[np.float32], scheduler: Scheduler) -> None:
         """Takes a beam's candidates; with the last one's, lets the search go on or ends it."""
+        if not np.isfinite(logits_V.max()):
+            self.end(scheduler, "error", "the model computed no distribution: its logits are not finite")
+            return
         count = min(self._search.num_candidates, logits_V.size)
         self._brought[beam.sequence] = beam_candidates(logits_V[None, :], count)
         if len(self._brought) < len(self.beams):

@@ -145,6 +145,9 @@ class Engine:
             logits = self.runner.execute(self._feeds.fill(plan, rows))
         except StepError as error:
             return self._fail(plan, error)
+        except BaseException:
+            self.scheduler.rollback(plan)  # or the prefix index would offer blocks that were never computed
+            raise
         self.scheduler.commit(plan)
         if reports:
             _report_prompts(reports, logits[len(plan.samples) :])
@@ -259,7 +262,7 @@ class Engine:
     def _next_suspect(self) -> Sequence | None:
         while self._suspects:
             sequence = self._suspects.popleft()
-            if not sequence.is_finished:
+            if sequence.state in (SequenceState.WAITING, SequenceState.RUNNING):
                 return sequence
         return None
 

@@ -203,17 +203,21 @@ def test_stopping_without_draining_aborts(synthetic_model: Build) -> None:
 def test_an_unknown_failure_ends_the_requests_and_not_the_engine(synthetic_model: Build) -> None:
     folder = synthetic_model()
     gate = Gate(folder)
+    prompts = [[*range(20), i] for i in range(3)]
 
     async def body(llm: AsyncLLM) -> None:
         gate.error = MemoryError("no more")
-        tasks = [asyncio.create_task(last(llm, ids(i), 3)) for i in range(3)]
+        tasks = [asyncio.create_task(last(llm, ids(*prompt), 3)) for prompt in prompts]
         await asyncio.sleep(0.02)
         gate.open()
         outputs = await asyncio.gather(*tasks)
         failed = [o for o in outputs if o.outputs[0].finish_reason == "error"]
         assert failed
         assert all("MemoryError: no more" in (o.outputs[0].error or "") for o in failed)
-        assert list((await last(llm, ids(7), 3)).outputs[0].token_ids) == continuation([7], 3)
+        # The same prompts again: nothing of the failed step is taken for computed.
+        for prompt in prompts:
+            output = await last(llm, ids(*prompt), 3)
+            assert list(output.outputs[0].token_ids) == continuation(prompt, 3)
 
     run(folder, body, runner=gate)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pagegraft.custom_ops.manifest import Manifest
-from pagegraft.runtime import LLM, SamplingParams
+from pagegraft.runtime import LLM, BeamSearchParams, SamplingParams
 from pagegraft.runtime.model.runner import Feeds
 from pagegraft.runtime.model.session import OnnxRunner
 
@@ -87,6 +87,8 @@ def test_a_row_without_a_distribution_ends_its_request_alone(model: Path) -> Non
     texts = ["abc", "xyz", "d"]
     with LLM(model, num_blocks=64, runner=runner, debug=True) as llm:
         outputs = llm.generate(texts, GREEDY)
+        beams = llm.generate("xyz", BeamSearchParams(beam_width=2, max_tokens=3))[0].outputs[0]
+        assert (beams.finish_reason, beams.token_ids) == ("error", [])
     for text, output in zip(texts, outputs, strict=True):
         choice, expected = output.outputs[0], continuation(letters(text), 10)
         if 25 in (letters(text)[-1], *expected[:-1]):
