@@ -104,6 +104,7 @@ def change_caches(
     as they are. Raises KvCacheError for scales of another model.
     """
     file = folder / manifest.model_file
+    _check_target(manifest, request.form)
     scales = request.scales
     if scales is not None and scales.source_digest != manifest.source.get("digest"):
         raise KvCacheError("the scales were computed for another source model; calibrate a conversion of this one")
@@ -115,6 +116,17 @@ def change_caches(
     changed = set_cache_format(model, manifest, request.form, () if scales is None else scales.layers)
     ir.save(model, file)
     return replace(changed, graph_digest=names.file_digest(file))
+
+
+def _check_target(manifest: names.Manifest, form: CacheFormat) -> None:
+    """Raises KvCacheError for caches that the target's kernel does not have."""
+    own = manifest.compute_dtype
+    if manifest.target == "ascend" and form.dtype not in (own, "int8"):
+        raise KvCacheError(f"the Ascend kernel stores {own} or int8 here, not {form.dtype}")
+    if manifest.target == "ort-cuda" and form.dtype not in (own, *spec.QUANTISED_CACHE_DTYPES):
+        raise KvCacheError(
+            f"onnxruntime's CUDA kernel stores {own}, int8, int4 or fp8 here, not {form.dtype}"
+        )
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from pagegraft.custom_ops.spec import AttentionAttributes
 from pagegraft.graphpass import ConvertOptions, convert
 from pagegraft.graphpass.calibrate import KvScales, calibrate
 from pagegraft.graphpass.errors import KvCacheError
+from pagegraft.graphpass.options import Target
 from pagegraft.graphpass.rewrite.cache_dtype import CacheFormat, LayerScales, set_cache_format
 from pagegraft.graphpass.rewrite.rotation import rotations
 from plain_source import PlainSource
@@ -159,6 +160,22 @@ def test_a_half_model_with_static_scales_is_a_stock_model(tmp_path: Path, kv_dty
     options.log_severity_level = 4
     with pytest.raises(Exception, match=r"NOT_IMPLEMENTED .* Could not find an implementation for PagedAttention\(1\)"):
         onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), options)
+
+
+@pytest.mark.parametrize(("target", "kv_dtype"), [("ascend", "fp8"), ("ort-cuda", "float32")])
+def test_a_target_without_the_cache_type_is_named(tmp_path: Path, target: Target, kv_dtype: str) -> None:
+    options = ConvertOptions(kv_dtype=kv_dtype, target=target, verify=False)
+    with pytest.raises(KvCacheError, match="kernel stores float16"):
+        convert(DATA / "half" / "llama_gqa__optf16", tmp_path / "out", options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_int8_for_a_stock_runtime_is_per_channel(tmp_path: Path) -> None:
+    options = ConvertOptions(kv_dtype="int8", target="ort-cuda", verify=False)
+    convert(DATA / "half" / "llama_gqa__optf16", tmp_path / "out", options)
+    assert {layer.quant for layer in Manifest.load(tmp_path / "out").layers} == {"PER_CHANNEL"}
+    nodes = [n for n in onnx.load(tmp_path / "out" / "model.onnx").graph.node if n.op_type == "PagedAttention"]
+    assert {n.domain for n in nodes} == {"com.microsoft"}
 
 
 def test_a_layer_that_reads_anothers_cache_reads_its_scales(tmp_path: Path) -> None:
