@@ -11,6 +11,7 @@ import numpy as np
 from .errors import NotConvertible
 from .passes import Analysis
 from .recognise.site import AttentionSite
+from .rewrite.shared import cache_owners
 
 __all__ = ["LayerReport", "Refusal", "Report", "describe"]
 
@@ -84,7 +85,9 @@ def describe(source: str, analysis: Analysis, *, nodes_before: int) -> Report:
     """The report of an analysed model."""
     layers = tuple(_layer(i, site) for i, site in enumerate(analysis.sites))
     width = np.dtype(analysis.compute_dtype.numpy()).itemsize
-    per_token = sum(x.kv_heads * (x.key_head_size + x.value_head_size) * width for x in layers)
+    owners = cache_owners(analysis.sites)
+    owning = [layer for layer in layers if owners[layer.layer] == layer.layer]
+    per_token = sum(x.kv_heads * (x.key_head_size + x.value_head_size) * width for x in owning)
     return Report(
         source=source,
         layers=layers,

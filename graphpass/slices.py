@@ -70,6 +70,8 @@ def verify_slices(
     converted = ir.load(folder / manifest.model_file)
     nodes = [n for n in converted.graph if n.op_type == spec.OP_TYPE]
     for layer, (oracle, node) in enumerate(zip(oracles, nodes, strict=True)):
+        if any(node.inputs[i] is not None and node.inputs[i].producer() is not None for i in (3, 4)):  # type: ignore[union-attr]
+            continue  # reads another layer's cache: no slice of one layer shows it
         progress(f"verifying layer {layer + 1} of {len(nodes)} by itself")
         actual = _packed_rows(converted, node, oracle.start, manifest, layer, oracle.hidden)
         deviation = float(np.std(np.concatenate(oracle.expected))) or 1.0

@@ -12,8 +12,9 @@ from pagegraft.custom_ops import spec
 
 from ..recognise.site import AttentionSite, Operand
 from .builder import Builder
+from .shared import cache_owners
 
-__all__ = ["PagedInputs", "assign_groups", "insert_attention"]
+__all__ = ["PagedInputs", "Place", "assign_groups", "attributes_of", "insert_attention"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +35,15 @@ class PagedInputs:
 
 def assign_groups(sites: Sequence[AttentionSite]) -> tuple[names.CacheGroup, ...]:
     """Cache groups by retention: the full one first, then windows from large to small. A sole group has plain names."""
-    windows = {site.score.window for site in sites}
+    owners = cache_owners(sites)
+    kept = [site for index, site in enumerate(sites) if owners[index] == index]
+    windows = {site.score.window for site in kept}
     ordered = sorted(windows, key=lambda w: -(w if w is not None else 1 << 62))
     first_number = 0 if None in windows or len(windows) == 1 else 1
     return tuple(
         names.CacheGroup(
             window=window,
-            layers=tuple(i for i, site in enumerate(sites) if site.score.window == window),
+            layers=tuple(i for i, site in enumerate(kept) if site.score.window == window),
             block_table=names.block_table_name(first_number + number),
             slot_mapping=names.slot_mapping_name(first_number + number),
         )
@@ -65,15 +68,27 @@ def attributes_of(site: AttentionSite) -> spec.AttentionAttributes:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Which cache an attention reads: its number and group, and the outputs of its owner when it is another layer's."""
+
+    layer: int
+    cache: int
+    group: int
+    owned: tuple[ir.Value, ...] = ()
+
+
 def insert_attention(
-    builder: Builder, site: AttentionSite, layer: int, group: int, inputs: PagedInputs, dtype: ir.DataType
+    builder: Builder, site: AttentionSite, place: Place, inputs: PagedInputs, dtype: ir.DataType
 ) -> tuple[ir.Value, list[ir.Value], list[ir.Value]]:
     """Inserts one node and rewires its output.
 
-    Returns what takes the place of the site's output, and the cache inputs and outputs (key, value).
+    Returns what takes the place of the site's output, and the cache inputs and outputs (key, value), which are none
+    for an attention that only reads another layer's.
     """
-    caches = [
-        _cache_input(layer, part, operand, dtype, inputs.block_tables[group].name or "")
+    group = place.group
+    caches = list(place.owned) or [
+        _cache_input(place.cache, part, operand, dtype, inputs.block_tables[group].name or "")
         for part, operand in (("key", site.key), ("value", site.value))
     ]
     kind = dtype.numpy()
@@ -92,7 +107,7 @@ def insert_attention(
         "cumulative_sequence_length": inputs.cumulative,
         "past_seqlens": inputs.past,
         "block_table": inputs.block_tables[group],
-        "slot_mapping": inputs.slot_mappings[group] if inputs.slot_mappings else None,
+        "slot_mapping": _slots(builder, place, inputs),
         "attention_metadata": inputs.metadata,
         **{name: builder.constant(array.astype(kind), name) for name, array in weights.items() if array is not None},
     }
@@ -105,18 +120,27 @@ def insert_attention(
         spec.ordered_inputs(named),
         attributes.to_dict(),
         domain=spec.PAGEGRAFT_DOMAIN if own else spec.MICROSOFT_DOMAIN,
-        outputs=3,
-        stem=f"layer_{layer}/{spec.OP_TYPE}",
+        outputs=1 if place.owned else 3,
+        stem=f"layer_{place.layer}/{spec.OP_TYPE}",
     )
-    for out, cache, part in zip(outputs[1:], caches, ("key", "value"), strict=True):
-        out.name = names.cache_name(layer, part, present=True)
+    for out, cache, part in zip(outputs[1:], caches, ("key", "value"), strict=False):
+        out.name = names.cache_name(place.cache, part, present=True)
         out.shape, out.type = cache.shape, cache.type
     outputs[0].type = ir.TensorType(dtype)
     outputs[0].shape = ir.Shape(["tokens", site.heads * site.value.size])
     attended = outputs[0]
     if site.value.scale != 1.0:  # attention is linear in its values
         attended = builder.node("Mul", [attended, builder.constant(np.array(site.value.scale, kind))])[0]
-    return _rewire(builder, site, attended), caches, outputs[1:]
+    return _rewire(builder, site, attended), [] if place.owned else caches, outputs[1:]
+
+
+def _slots(builder: Builder, place: Place, inputs: PagedInputs) -> ir.Value | None:
+    """Where new tokens are written: nowhere for an attention that reads another layer's cache."""
+    if not place.owned:
+        return inputs.slot_mappings[place.group] if inputs.slot_mappings else None
+    nowhere = ir.tensor(np.array([spec.UNMAPPED], np.int32))
+    shape = builder.node("Shape", [inputs.slot_mappings[place.group]])[0]
+    return builder.node("ConstantOfShape", [shape], {"value": nowhere}, stem="unwritten")[0]
 
 
 def _rows(builder: Builder, operand: Operand, width: int) -> ir.Value | None:

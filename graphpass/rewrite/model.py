@@ -14,9 +14,10 @@ from ..options import Target
 from ..recognise.site import AttentionSite
 from .builder import Builder
 from .fold import clean_up, detach_caches, drop_identical_expands, fold
-from .insert_op import PagedInputs, insert_attention
+from .insert_op import PagedInputs, Place, insert_attention
 from .logits_rows import gather_logits
 from .packed_tokens import graph_input, pack_tokens
+from .shared import cache_numbers, cache_owners
 from .targets import check_target, positions_from_lengths
 
 __all__ = ["rewrite"]
@@ -93,14 +94,17 @@ def _insert_all(builder: Builder, analysis: Analysis, shared: PagedInputs) -> _A
     outputs: list[ir.Value] = []
     layers: list[names.CacheLayer] = []
     replaced: dict[ir.Value, ir.Value] = {}
+    owners, numbers = cache_owners(analysis.sites), cache_numbers(analysis.sites)
+    owned: dict[int, tuple[ir.Value, ...]] = {}
     for layer, site in enumerate(analysis.sites):
-        group = next(i for i, g in enumerate(analysis.groups) if layer in g.layers)
-        replaced[site.output.value], ins, outs = insert_attention(
-            builder, site, layer, group, shared, analysis.compute_dtype
-        )
+        group = next(i for i, g in enumerate(analysis.groups) if numbers[layer] in g.layers)
+        place = Place(layer=layer, cache=numbers[layer], group=group, owned=owned.get(owners[layer], ()))
+        replaced[site.output.value], ins, outs = insert_attention(builder, site, place, shared, analysis.compute_dtype)
         inputs += ins
         outputs += outs
-        layers.append(_layer(site, group, analysis.compute_dtype))
+        if owners[layer] == layer:
+            owned[layer] = tuple(outs)
+            layers.append(_layer(site, group, analysis.compute_dtype))
     return _Attentions(inputs, outputs, tuple(layers), replaced)
 
 

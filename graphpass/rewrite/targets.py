@@ -11,6 +11,7 @@ from pagegraft.custom_ops import spec
 from ..errors import NotConvertible
 from .builder import Builder
 from .insert_op import PagedInputs, attributes_of
+from .shared import cache_owners
 
 if TYPE_CHECKING:
     from ..analysis import Analysis
@@ -36,6 +37,8 @@ def _check_microsoft_contract(analysis: Analysis) -> None:
             hint="export the model in float16",
             kind="target",
         )
+    if cache_owners(analysis.sites) != list(range(len(analysis.sites))):
+        raise NotConvertible("layers share caches, which needs a slot mapping", hint="use --target cpu", kind="target")
     for site in analysis.sites:
         if spec.needs_pagegraft_domain(
             attributes_of(site), compute_dtype=kind, head_size=site.key.size, value_head_size=site.value.size

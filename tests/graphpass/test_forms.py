@@ -165,3 +165,11 @@ def test_form_converts(name: str, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "out", OPTIONS)
     assert report.verification["difference"] < 1e-4
     assert [x.kv_heads for x in report.layers] == [kv_heads] * 2
+    nodes = onnx.load(tmp_path / "out" / "model.onnx").graph.node
+    attentions = [n for n in nodes if n.op_type == "PagedAttention"]
+    if name == "shared":
+        first, second = attentions
+        assert list(second.input[3:5]) == list(first.output[1:3])
+        assert report.kv_bytes_per_token == 2 * d.WIDTH * 4
+    else:
+        assert all(n.input[3].startswith("past_key_values.") for n in attentions)
