@@ -4,13 +4,13 @@
 namespace pagegraft {
 namespace {
 
-// Positions of one tile: about 64 KiB of keys, so that the tile and the next one, keys and values, stay in the
+// Positions of one tile: about 32 KiB of keys, so that the tile and the next one, keys and values, stay in the
 // second-level cache.
 constexpr std::int64_t kFewTile = 128;
 
 inline std::int64_t few_tile(const Step& step) {
   std::int64_t keys = kFewTile;
-  while (keys > 16 && keys * step.kv.key.token_stride > 64 * 1024) keys /= 2;
+  while (keys > 16 && keys * step.kv.key.token_stride > 32 * 1024) keys /= 2;
   return keys;
 }
 
@@ -166,9 +166,23 @@ inline float softmax_row(float* scores, std::int64_t count, float* max, float* t
   return factor;
 }
 
-// Per-token scales of one piece for one KV head, side by side.
-inline void gather_scales(const float* scales, const std::int64_t* index, std::int64_t count, float* out) {
-  for (std::int64_t j = 0; j < count; ++j) out[j] = scales[index[j]];
+// Per-token scales of one piece for one KV head, side by side, padded to whole vectors with zeros. In blocks of at least
+// W tokens a vector of positions crosses at most one end of a block, so equal ends mean that it lies in one stretch.
+inline void gather_scales(const float* scales, const std::int64_t* index, std::int64_t block_size, std::int64_t count,
+                          float* out) {
+  for (std::int64_t j = 0; j < count; j += W) {
+    if (block_size >= W && j + W <= count && index[j + W - 1] - index[j] == W - 1) {
+      Simd::store(out + j, Simd::load(scales + index[j]));
+      continue;
+    }
+    for (std::int64_t i = j; i < j + W; ++i) out[i] = i < count ? scales[index[i]] : 0.f;
+  }
+}
+
+inline void multiply(float* row, const float* factors, std::int64_t count) {
+  for (std::int64_t j = 0; j < count; j += W) {
+    Simd::store(row + j, Simd::mul(Simd::load(row + j), Simd::load(factors + j)));
+  }
 }
 
 // Multiplies a row by per-token scales. Positions that the row does not see keep their weight of 0: a scale that nobody
@@ -176,7 +190,7 @@ inline void gather_scales(const float* scales, const std::int64_t* index, std::i
 inline void scale_weights(const Piece& piece, const RowLimits& limits, const float* scales, float* weights) {
   const std::int64_t count = piece.to - piece.from;
   if (!piece.masked) {
-    for (std::int64_t j = 0; j < count; ++j) weights[j] *= scales[j];
+    multiply(weights, scales, count);
     return;
   }
   for (std::int64_t j = 0; j < count; ++j) {
@@ -188,14 +202,12 @@ inline void scale_weights(const Piece& piece, const RowLimits& limits, const flo
 void weights_of(const Step& step, const FewRows& few, const Piece& piece, std::int64_t g, std::int64_t i) {
   const std::int64_t count = piece.to - piece.from, offset = g * step.sizes.B;
   const std::int64_t* index = piece.tile->scale + piece.from;
-  alignas(64) float k_scales[kFewTile], v_scales[kFewTile];
-  if (step.kv.k_scale != nullptr) gather_scales(step.kv.k_scale + offset, index, count, k_scales);
-  if (step.kv.v_scale != nullptr) gather_scales(step.kv.v_scale + offset, index, count, v_scales);
+  alignas(64) float k_scales[kFewTile + W], v_scales[kFewTile + W];
+  if (step.kv.k_scale != nullptr) gather_scales(step.kv.k_scale + offset, index, step.sizes.B, count, k_scales);
+  if (step.kv.v_scale != nullptr) gather_scales(step.kv.v_scale + offset, index, step.sizes.B, count, v_scales);
   for (std::int64_t r = 0; r < few.rows; ++r) {
     float* scores = few.scores + r * few.score_stride;
-    if (step.kv.k_scale != nullptr) {
-      for (std::int64_t j = 0; j < count; ++j) scores[j] *= k_scales[j];
-    }
+    if (step.kv.k_scale != nullptr) multiply(scores, k_scales, count);
     shape_scores(step, piece, few.limits[r], g * few.heads_per_kv + r % few.heads_per_kv, scores);
     few.factors[r] = softmax_row(scores, count, few.max + i * few.rows + r, few.total + i * few.rows + r);
     if (step.kv.v_scale != nullptr) scale_weights(piece, few.limits[r], v_scales, scores);
