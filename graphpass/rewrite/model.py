@@ -19,6 +19,7 @@ from .logits_rows import gather_logits
 from .packed_tokens import graph_input, pack_tokens
 from .shared import cache_numbers, cache_owners
 from .targets import check_target, positions_from_lengths
+from .tidy import divide_instead_of_reciprocal
 
 __all__ = ["rewrite"]
 
@@ -64,6 +65,7 @@ def rewrite(model: ir.Model, analysis: Analysis, target: Target = "cpu") -> tupl
     graph.outputs[:] = [logits, *made.outputs]
     detach_caches(builder, joined, empty)
     fold(builder, probe, analysis.structure)
+    divide_instead_of_reciprocal(builder)
     others = [positions] if computed is None else []
     graph.inputs[:] = [tokens, *others, *shared.values(), rows, *made.inputs]
     clean_up(model)

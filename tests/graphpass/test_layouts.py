@@ -68,3 +68,28 @@ def test_interface_of_a_converted_model(tmp_path: Path) -> None:
         for part in ("key", "value"):
             assert shapes[f"past_key_values.{layer}.{part}"] == cache
             assert shapes[f"present.{layer}.{part}"] == cache
+
+
+def test_norms_are_spelled_as_onnxruntime_fuses_them(tmp_path: Path) -> None:
+    """A root-mean-square norm that multiplies by a reciprocal ends up as one fused node."""
+    import onnxruntime
+
+    from pagegraft.custom_ops import register
+
+    class Normed(d.Decoder):
+        def _attention(self, g: d.Graph, hidden: str, layer: int, mask: str, ranges: d.Ranges) -> str:
+            square = g.op("Pow", hidden, g.constant(2.0, "float32"))
+            mean = g.op("Add", g.op("ReduceMean", square, axes=[-1]), g.constant(1e-5, "float32"))
+            normed = g.op("Mul", hidden, g.op("Reciprocal", g.op("Sqrt", mean)))
+            weighted = g.op("Mul", g.constant([1.5] * d.WIDTH, "float32"), normed)
+            return super()._attention(g, weighted, layer, mask, ranges)
+
+    convert(Normed().save(tmp_path / "source"), tmp_path / "out", OPTIONS)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    register(options)
+    onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), options)
+    ops = [n.op_type for n in onnx.load(tmp_path / "optimised.onnx").graph.node]
+    assert ops.count("SimplifiedLayerNormalization") == 2
+    assert not {"Sqrt", "Reciprocal"} & set(ops)
