@@ -16,10 +16,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from .async_types import EngineStats, EngineStoppedError, QueueFullError, RequestOptions
-from .config import EngineConfig
+from .config import EngineConfig, Settings
 from .engine.engine import AnyRequest
 from .engine.request import RequestInput
 from .llm import Message, Params, Prompt, TokensPrompt, chat_prompt, read_prompt
@@ -68,7 +68,7 @@ class AsyncLLM:
         *,
         max_unfinished: int = 4096,
         runner: ModelRunner | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         self.model: LoadedModel = load_engine(path, EngineConfig(**settings), runner=runner)
         self._engine = self.model.engine

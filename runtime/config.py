@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 from .engine.errors import ConfigurationError
 
-__all__ = ["Device", "EngineConfig"]
+__all__ = ["Device", "EngineConfig", "Settings"]
 
 Device = Literal["cpu", "npu", "torch"]
 
 _SEQUENCES = 128
+
+
+class Settings(TypedDict, total=False):
+    """The fields of EngineConfig as keyword arguments of LLM and AsyncLLM."""
+
+    kv_memory: int | str | None
+    num_blocks: int | None
+    block_size: int | None
+    max_num_batched_tokens: int
+    max_num_seqs: int | None
+    enable_prefix_caching: bool
+    num_threads: int | None
+    device: str
+    debug: bool
+    shared_memory: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
-from .config import EngineConfig
+from .config import EngineConfig, Settings
 from .engine.engine import AnyRequest, Engine
 from .engine.errors import RequestError
 from .engine.request import RequestInput
@@ -33,7 +33,10 @@ Params = SamplingParams | BeamSearchParams
 
 
 class LLM:
-    """A converted model and its engine; see EngineConfig for the settings.
+    """A converted model and its engine.
+
+    Settings, all by name (EngineConfig says what they do): kv_memory, num_blocks, block_size, max_num_batched_tokens,
+    max_num_seqs, enable_prefix_caching, num_threads, device, debug, shared_memory.
 
     >>> llm = LLM("smollm2-paged")
     >>> [output.outputs[0].text for output in llm.generate(["The capital of France is"])]
@@ -41,18 +44,9 @@ class LLM:
     Raises ManifestError or ConfigurationError when the model cannot be loaded.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        kv_memory: int | str | None = None,
-        num_blocks: int | None = None,
-        runner: ModelRunner | None = None,
-        **settings: Any,
-    ) -> None:
-        """Loads the model. `settings` are the other fields of EngineConfig."""
-        config = EngineConfig(kv_memory=kv_memory, num_blocks=num_blocks, **settings)
-        self.model: LoadedModel = load_engine(path, config, runner=runner)
+    def __init__(self, path: str | Path, *, runner: ModelRunner | None = None, **settings: Unpack[Settings]) -> None:
+        """Loads the model. `runner` replaces the one that the device would get."""
+        self.model: LoadedModel = load_engine(path, EngineConfig(**settings), runner=runner)
         self._ids = count()
 
     @property

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pagegraft.custom_ops.errors import ManifestError
 from pagegraft.custom_ops.manifest import Manifest
-from pagegraft.runtime import LLM, SamplingParams
+from pagegraft.runtime import LLM, EngineConfig, SamplingParams
+from pagegraft.runtime.config import Settings
 from pagegraft.runtime.engine.errors import ConfigurationError, RequestError, StepError
 from pagegraft.runtime.model.runner import Feeds
 from pagegraft.runtime.model.session import OnnxRunner
@@ -270,3 +272,7 @@ def test_tables_and_steps_of_every_width(synthetic_model: Build) -> None:
 def test_a_small_budget_alone_lowers_the_number_of_sequences(synthetic_model: Build) -> None:
     with LLM(synthetic_model(), num_blocks=64, max_num_batched_tokens=5) as llm:
         assert llm.engine.scheduler.max_sequences == 5
+
+
+def test_every_setting_can_be_given_by_name() -> None:
+    assert set(Settings.__annotations__) == {field.name for field in fields(EngineConfig)}
