@@ -44,23 +44,23 @@ def _position_sizes(probe: Probe) -> list[Size]:
     return [(5, 0), (3, 4), (4, 9), (1, 12)] if probe.has_past else [(5, 0), (3, 0), (11, 0)]
 
 
-def find_positions(probe: Probe, boundaries: Sequence[Boundary], cone: Sequence[ir.Value]) -> dict[ir.Value, int]:
-    """Values equal to the positions of the new tokens plus a constant that are not computed from the input for them."""
+def find_positions(probe: Probe, read: Sequence[ir.Value], *, of_all: bool = False) -> dict[ir.Value, int]:
+    """Values equal to the positions of the new tokens plus a constant that are not computed from the input for them,
+    among those that the values `read` are computed from. `of_all`: equal to the positions of past and new tokens."""
     sizes = _position_sizes(probe)
-    values = [v for v in cone if v.producer() is not None]
+    values = [v for v in cone_of(read) if v.producer() is not None]
     if not values:
         return {}
     runs = [probe.structural(values, n, p) for n, p in sizes]
-    # Behind a cache the positions of all tokens are read; of these the packed graph has the new ones.
-    tail = set(cone_of([b.value for b in boundaries if b.inside_tail]))
+    sizes = [(n + p, 0) for n, p in sizes] if of_all else sizes
     offsets: dict[ir.Value, int] = {}
     for index, value in enumerate(values):
-        offset = _offset([run[index] for run in runs], sizes, of_all=value in tail)
+        offset = _offset([run[index] for run in runs], sizes)
         if offset is not None:
             offsets[value] = offset
     chosen: dict[ir.Value, int] = {}
     seen: set[ir.Value] = set()
-    stack = [b.value for b in boundaries]
+    stack = list(read)
     while stack:
         value = stack.pop()
         if value in seen or is_constant(value):
@@ -77,9 +77,8 @@ def find_positions(probe: Probe, boundaries: Sequence[Boundary], cone: Sequence[
     return chosen
 
 
-def _offset(arrays: Sequence[Array], sizes: Sequence[Size], *, of_all: bool) -> int | None:
-    """The constant by which arrays exceed the positions of new tokens (`of_all`: or of all tokens), or None."""
-    sizes = [(n + p, 0) for n, p in sizes] if of_all and arrays[-1].size == sum(sizes[-1]) else sizes
+def _offset(arrays: Sequence[Array], sizes: Sequence[Size]) -> int | None:
+    """The constant by which arrays exceed the positions of new tokens, or None."""
     found: set[int] = set()
     for array, (new, past) in zip(arrays, sizes, strict=True):
         if array.size != new or array.dtype.kind not in "if":

@@ -21,6 +21,7 @@ from .positions import Boundary, cone_of, find_positions, packed_feeds
 from .probe import Probe, Size
 from .site import AttentionSite
 from .sizes import reachable_integers
+from .tails import Tail, find_tails
 
 __all__ = ["StructurePlan", "plan_structure"]
 
@@ -50,12 +51,15 @@ def plan_structure(probe: Probe, sites: Sequence[AttentionSite], longest: int) -
     cone = cone_of([b.value for b in boundaries])
     limit = _length_limit(probe, [b.value for b in boundaries], longest)
     longest = limit or longest
-    positions = find_positions(probe, boundaries, cone)
-    proven: set[ir.Value] = set()
+    positions = find_positions(probe, list(dict.fromkeys(b.value for b in boundaries)))
+    tails = find_tails(probe, sites)
+    for tail in tails:
+        positions.update(_tail_positions(probe, tail, positions, longest))
+    proven: set[tuple[ir.Value, bool]] = set()
     for boundary in boundaries:
-        if boundary.value not in proven:
-            _prove(probe, boundary, positions, longest)
-            proven.add(boundary.value)
+        if (boundary.value, boundary.inside_tail) not in proven:
+            _prove(probe, boundary, positions, longest, tails)
+            proven.add((boundary.value, boundary.inside_tail))
     constants, shapes = _folds(probe, cone, positions, longest)
     live = _reads_positions(probe, boundaries, positions, constants)
     return StructurePlan(positions, constants, shapes, position_free=not live, limit=limit)
@@ -86,7 +90,7 @@ def _length_limit(probe: Probe, values: Sequence[ir.Value], longest: int) -> int
 def _boundaries(probe: Probe, sites: Sequence[AttentionSite]) -> list[Boundary]:
     """Structural inputs of token-dependent nodes that stay alive when attention is replaced."""
     jump = {s.output.value: s for s in sites}
-    tails = _tails(probe, sites)
+    tails = {node for tail in find_tails(probe, sites) for node in tail.nodes}
     joined = {link.joined: link.past for s in sites for link in (*s.key_cache, *s.value_cache)}
     found: list[Boundary] = []
     seen: set[ir.Node] = set()
@@ -116,38 +120,38 @@ def _boundaries(probe: Probe, sites: Sequence[AttentionSite]) -> list[Boundary]:
     return found
 
 
-def _tails(probe: Probe, sites: Sequence[AttentionSite]) -> set[ir.Node]:
-    """Nodes between a cache and the operand taken from it: they see all tokens in the source, new ones when packed."""
-    nodes: set[ir.Node] = set()
-    for site in sites:
-        for operand, links in ((site.key, site.key_cache), (site.value, site.value_cache)):
-            joined = [link.joined for link in links if link.new is not None]
-            if joined and operand.value is not None:
-                nodes.update(probe.view.between(joined + [link.new for link in links if link.new], operand.value))
-    return {n for n in nodes if any(probe.view.taint(v) for v in n.inputs)}
+def _tail_positions(probe: Probe, tail: Tail, positions: Mapping[ir.Value, int], longest: int) -> dict[ir.Value, int]:
+    """Positions of all tokens that a tail reads as such (a rotation behind the cache), not to address its own rows."""
+    read = tail.structural(probe)
+    found = find_positions(probe, read, of_all=True)
+    found = {value: offset for value, offset in found.items() if value not in positions}
+    batches = _ragged_batches(probe, read, longest)
+    if not found or tail.agrees(probe, positions, batches):
+        return {}
+    return found if tail.agrees(probe, {**positions, **found}, batches) else {}
 
 
-def _ragged_batches(probe: Probe, value: ir.Value, longest: int) -> list[tuple[Size, Size]]:
-    """Pairs of sequences to pack: ordinary ones, around each constant that the value reaches, and the longest."""
+def _ragged_batches(probe: Probe, values: Sequence[ir.Value], longest: int) -> list[tuple[Size, Size]]:
+    """Pairs of sequences to pack: ordinary ones, around each constant that the values reach, and the longest."""
     if not probe.has_past:
         sizes: list[tuple[Size, Size]] = [((3, 0), (5, 0)), ((6, 0), (2, 0))]
-        constants = [c for c in reachable_integers([value], set()) if 4 <= c < min(longest, 1024)]
+        constants = [c for c in reachable_integers(values, set()) if 4 <= c < min(longest, 1024)]
         return sizes + [((c + 1, 0), (3, 0)) for c in constants] + [((min(longest, 1024), 0), (2, 0))]
     pairs: list[tuple[Size, Size]] = [((3, 4), (2, 9)), ((4, 0), (1, 17)), ((1, longest - 1), (3, 0))]
-    for c in sorted(reachable_integers([value], set())):
+    for c in sorted(reachable_integers(values, set())):
         if 4 <= c <= longest - 2:
             pairs.extend([((2, c - 1), (3, 1)), ((3, 0), (1, c)), ((1, c + 1), (2, 2))])
     return [pair for pair in pairs if all(p >= 0 and n + p <= longest for n, p in pair)]
 
 
-def _prove(probe: Probe, boundary: Boundary, positions: Mapping[ir.Value, int], longest: int) -> None:
+def _prove(
+    probe: Probe, boundary: Boundary, positions: Mapping[ir.Value, int], longest: int, tails: Sequence[Tail]
+) -> None:
     value = boundary.value
-    for first, second in _ragged_batches(probe, value, longest):
+    for first, second in _ragged_batches(probe, [value], longest):
         packed = np.concatenate([np.arange(p, p + n) for n, p in (first, second)])
         actual = probe.evaluator.run([value], packed_feeds(probe, [value], positions, packed))[0]
         alone = [probe.structural([value], n, p)[0] for n, p in (first, second)]
-        if boundary.inside_tail:
-            alone = [_of_new(probe, value, part, size) for part, size in zip(alone, (first, second), strict=True)]
         if _concatenates(actual, alone):
             continue
         at_zero = probe.structural([value], packed.size, 0)[0]
@@ -155,6 +159,12 @@ def _prove(probe: Probe, boundary: Boundary, positions: Mapping[ir.Value, int], 
             _is_shape(probe, value, first) if boundary.inside_tail else _ignores_past(probe, value, first)
         ):
             continue
+        if boundary.inside_tail and all(
+            tail.agrees(probe, positions, _ragged_batches(probe, tail.structural(probe), longest))
+            for tail in tails
+            if boundary.user in tail.nodes
+        ):
+            return
         raise NotConvertible(
             f"'{value.name}' mixes the tokens of a batch: for sequences of {first} and {second} (new, past) tokens "
             "packed together it is not what each gets alone",
@@ -162,16 +172,6 @@ def _prove(probe: Probe, boundary: Boundary, positions: Mapping[ir.Value, int], 
             f"if it switches at a length, convert for shorter contexts with --max-positions (now {longest})",
             kind="batch-global",
         )
-
-
-def _of_new(probe: Probe, value: ir.Value, array: Array, size: Size) -> Array:
-    """The part of a value for all tokens, past and new, that belongs to the new ones."""
-    new, past = size
-    without_past = probe.structural([value], new, 0)[0].shape
-    for axis, (dim, own) in enumerate(zip(array.shape, without_past, strict=False)):
-        if dim == own + past and own == new:
-            return array.take(range(past, past + new), axis)
-    return array
 
 
 def _is_shape(probe: Probe, value: ir.Value, size: Size) -> bool:
