@@ -124,9 +124,7 @@ def _check_target(manifest: names.Manifest, form: CacheFormat) -> None:
     if manifest.target == "ascend" and form.dtype not in (own, "int8"):
         raise KvCacheError(f"the Ascend kernel stores {own} or int8 here, not {form.dtype}")
     if manifest.target == "ort-cuda" and form.dtype not in (own, *spec.QUANTISED_CACHE_DTYPES):
-        raise KvCacheError(
-            f"onnxruntime's CUDA kernel stores {own}, int8, int4 or fp8 here, not {form.dtype}"
-        )
+        raise KvCacheError(f"onnxruntime's CUDA kernel stores {own}, int8, int4 or fp8 here, not {form.dtype}")
 
 
 @contextmanager
