@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TORCH := $(VENV)/.torch-installed
 SOURCES := pyproject.toml CMakeLists.txt $(shell find custom_ops/cpu -type f 2>/dev/null)
 
 .PHONY: demo test test-slow check check-types lint format ext sanitize clean
@@ -13,8 +14,8 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest tests
 
-test-slow: $(STAMP)
-	$(BIN)/python -m pytest tests -m slow
+test-slow: $(TORCH)
+	$(BIN)/python -m pytest tests -m slow -rs
 
 check: lint check-types
 
@@ -55,6 +56,11 @@ sanitize: $(STAMP)
 	$(SANITIZE)/custom_ops/cpu/pagegraft_fuzz $(FUZZ_CALLS)
 	PAGEGRAFT_CORE_REPLAY=$(CURDIR)/$(SANITIZE)/custom_ops/cpu/pagegraft_replay PYTHONPATH=tests/unit/cpu \
 	  $(BIN)/pagegraft conformance --backend core_process:CoreProcess
+
+# Nothing but some slow tests and the Ascend path wants torch.
+$(TORCH): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@touch $(TORCH)
 
 clean:
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
