@@ -43,6 +43,7 @@ class Analysis:
     max_positions: int | None
     input_names: tuple[str, ...] = ()
     token_count: int = 0
+    context_unstated: bool = False
     compute_dtype: ir.DataType = field(default=ir.DataType.FLOAT)
 
     @property
@@ -107,6 +108,7 @@ def analyse(model: ir.Model, options: ConvertOptions, *, max_positions: int | No
         groups=assign_groups(sites),
         max_positions=min(limits, default=None),
         token_count=min(plan.vocab, token_rows(interface.tokens) or plan.vocab),
+        context_unstated=bound == UNSTATED_BOUND and max_positions is None,
         input_names=tuple(v.name or "" for v in model.graph.inputs),
         compute_dtype=ir.DataType.from_numpy(probe.dtype(sites[0].operands[0])),
     )

@@ -92,6 +92,8 @@ def _print_summary(result: Any, out: Path) -> None:
         console.print("not verified (--no-verify)")
     if "kv_cache" in checked:
         kv_cli.print_caches(checked["kv_cache"], console)
+    for note in result.notes:
+        console.print(f"note: {note}")
     console.print(f"wrote {out}")
 
 

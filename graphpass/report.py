@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from .errors import NotConvertible
 from .passes import Analysis
@@ -97,7 +98,27 @@ def describe(source: str, analysis: Analysis, *, nodes_before: int) -> Report:
         compute_dtype=str(analysis.compute_dtype.numpy()),
         max_positions=analysis.max_positions,
         inputs_before=analysis.input_names,
+        notes=_notes(analysis),
     )
+
+
+def _notes(analysis: Analysis) -> tuple[str, ...]:
+    """What somebody who relies on the conversion should know."""
+    notes: list[str] = []
+    if analysis.context_unstated and analysis.max_positions is not None:
+        notes.append(
+            f"nothing states the longest context: contexts up to {analysis.max_positions} tokens were provided for "
+            "(--max-positions changes that)"
+        )
+    if any(isinstance(v.const_value, ir.LazyTensor) for v in analysis.probe.view.graph.initializers.values()):
+        notes.append("bfloat16 weights are computed in float32: onnxruntime has no bfloat16 kernels for CPU")
+    if analysis.probe.single_token:
+        notes.append("the source declares one new token a step; the converted model takes any number")
+    owners = cache_owners(analysis.sites)
+    readers = [i for i, owner in enumerate(owners) if owner != i]
+    if readers:
+        notes.append(f"{len(readers)} layers read another layer's cache and have none of their own")
+    return tuple(notes)
 
 
 def _layer(index: int, site: AttentionSite) -> LayerReport:

@@ -47,6 +47,7 @@ def test_converts(kind: int, compute: str, external: bool, tmp_path: Path) -> No
     onnx.save(model, source / "model.onnx", save_as_external_data=external, location="weights.bin", size_threshold=256)
     report = convert(source, tmp_path / "out", OPTIONS)
     assert report.compute_dtype == compute
+    assert any("bfloat16" in note for note in report.notes) == (kind == TensorProto.BFLOAT16)
     assert report.verification["verified"]
     assert [layer.window for layer in report.layers] == [6, 6]
     manifest = json.loads((tmp_path / "out" / "pagegraft.json").read_text())

@@ -73,7 +73,6 @@ def test_interface_of_a_converted_model(tmp_path: Path) -> None:
 def test_norms_are_spelled_as_onnxruntime_fuses_them(tmp_path: Path) -> None:
     """A root-mean-square norm that multiplies by a reciprocal ends up as one fused node."""
     import onnxruntime
-
     from pagegraft.custom_ops import register
 
     class Normed(d.Decoder):
