@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ...errors import LibraryError
+from .npu_ops import torch_npu_attention
 from .op import import_torch, load
 
 __all__ = ["cann_folder", "require_npu"]
@@ -27,7 +30,7 @@ def cann_folder() -> Path | None:
 def require_npu() -> Any:
     """The torch module with a working `npu` device and the op loaded.
 
-    Raises LibraryError that names the missing piece (torch, torch_npu, CANN, a device, the operator package) and how
+    Raises LibraryError that names the missing piece (torch, torch_npu, CANN, a device) and how
     to get it.
     """
     for module in ("torch", "torch_npu"):
@@ -49,18 +52,23 @@ def require_npu() -> Any:
     if not torch.npu.is_available():
         raise LibraryError("device npu: torch_npu sees no Ascend device; look at 'npu-smi info'")
     load()
-    _load_operator(torch)
+    _implement(torch)
     return torch
 
 
-def _load_operator(torch: Any) -> None:
+@cache
+def _implement(torch: Any) -> None:
+    """The op on npu: by the operator's binding, or else by torch_npu's own operators, which do less."""
     binding = os.environ.get("PAGEGRAFT_TORCH_OPS")
     if binding is None:
-        raise LibraryError(
-            "device npu needs the operator's torch binding: build it as custom_ops/ascend/torch/README.md says and set "
-            "PAGEGRAFT_TORCH_OPS to the library"
-        )
+        library = torch.library.Library("pagegraft", "IMPL")
+        library.impl("paged_attention", torch_npu_attention(torch, sys.modules["torch_npu"]), "PrivateUse1")
+        _KEPT.append(library)
+        return
     try:
         torch.ops.load_library(binding)
     except OSError as error:
         raise LibraryError(f"device npu: PAGEGRAFT_TORCH_OPS={binding} cannot be loaded: {error}") from error
+
+
+_KEPT: Final[list[Any]] = []
