@@ -108,6 +108,13 @@ def build(setup: Setup, seed: int) -> Call:
     return _Builder(setup, seed).call()
 
 
+def _as_on_a_node(value: Any) -> Any:
+    """Attributes of a node are float32: a backend and the reference have to see the same number."""
+    if isinstance(value, float):
+        return float(np.float32(value))
+    return tuple(_as_on_a_node(v) for v in value) if isinstance(value, tuple) else value
+
+
 class _Builder:
     def __init__(self, setup: Setup, seed: int) -> None:
         self.s = setup
@@ -142,7 +149,8 @@ class _Builder:
 
     def _attributes(self) -> dict[str, Any]:
         s = self.s
-        out: dict[str, Any] = {"num_heads": s.query_heads, "kv_num_heads": s.kv_heads, **s.attributes}
+        out: dict[str, Any] = {"num_heads": s.query_heads, "kv_num_heads": s.kv_heads}
+        out |= {name: _as_on_a_node(value) for name, value in s.attributes.items()}
         for letter, quant in zip("kv", s.quant, strict=True):
             if quant != "NONE":
                 out[f"{letter}_quant_type"] = quant
