@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def conformance(
-    backend: Annotated[str, typer.Option(help="cpu, reference, or package.module:Class.")] = "cpu",
+    backend: Annotated[str, typer.Option(help="cpu, reference, ascend-emulator, or package.module:Class.")] = "cpu",
     group: Annotated[list[str] | None, typer.Option(help="Only this group of cases; may be repeated.")] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only cases whose id fits this glob pattern.")] = None,
     xfails: Annotated[Path | None, typer.Option(help="File with ids of cases that are expected to fail.")] = None,
