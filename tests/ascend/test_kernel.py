@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from ascend_calls import half_call
 from pagegraft.custom_ops.ascend.backend import AscendEmulatorBackend
+from pagegraft.custom_ops.ascend.build import build_library
 from pagegraft.custom_ops.ascend.emulation import Device, NotClaimedError, paged_attention
 from pagegraft.custom_ops.conformance.backends import unclaimed
 from pagegraft.custom_ops.conformance.call import Call
@@ -87,6 +89,18 @@ def test_conformance_case_on_cube_and_vector_cores(case: Case) -> None:
 )
 def test_cube_path(setup: dict[str, Any]) -> None:
     _check(half_call(**setup), Device(vector_cores=6, cube=True))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("clang++") is None, reason="clang++ is not installed: the kernel ran as g++ compiled it"
+)
+@pytest.mark.parametrize("cube", [False, True])
+def test_as_clang_compiles_it(cube: bool) -> None:
+    library = build_library("clang++")
+    call = half_call(new=(1, 30, 3), past=(300, 20, 0), head_size=64, query_heads=8, sink=True)
+    outputs, _ = paged_attention(call.feeds, call.parsed(), Device(cube=cube), library=library)
+    check_outputs(call, outputs, reference)
 
 
 def test_cube_path_refuses_what_it_lacks() -> None:

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from pagegraft.custom_ops.manifest import CUMULATIVE, INPUT_IDS, LOGITS_INDICES, PAST, POSITION_IDS, Manifest
 from pagegraft.graphpass import ConvertOptions, convert
+from pagegraft.runtime.config import EngineConfig
 from pagegraft.runtime.demo.errors import DemoError
 from pagegraft.runtime.demo.export import export_smollm2
 from pagegraft.runtime.demo.prompts import DEMO_PROMPTS
@@ -148,10 +149,7 @@ def test_npu_without_its_software_is_one_clear_error(folders: Path, monkeypatch:
         TorchRunner(folder, Manifest.load(folder), device="npu")
 
 
-def test_caches_in_shared_memory_are_refused(folders: Path) -> None:
-    from pagegraft.runtime.model.torch_runner import TorchRunner
-
-    folder = _converted(folders, "llama_gqa__dyn18")
-    runner = TorchRunner(folder, Manifest.load(folder))
-    with pytest.raises(ConfigurationError, match="shared memory"):
-        LLM(folder, runner=runner, num_blocks=8, shared_memory="pagegraft-test")
+@pytest.mark.parametrize("device", ["npu", "torch"])
+def test_caches_in_shared_memory_are_refused(device: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"shared memory.*{device}"):
+        EngineConfig(device=device, num_blocks=8, shared_memory="pagegraft-test")

@@ -81,8 +81,7 @@ def _refuse(tensors: Mapping[str, Any], a: AttentionAttributes, longest: int) ->
         "the LATENT layout": a.latent,
         "quantised caches": cache.dtype != tensors["query"].dtype,
         "float32": tensors["query"].element_size() != 2,
-        "key and value heads of different size": "value_cache" in tensors
-        and tensors["value_cache"].shape != cache.shape,
+        "key and value heads of different size": tensors.get("value_cache", cache).shape != cache.shape,
         f"heads of more than {_LARGEST_ROW} elements": cache.shape[2] * cache.shape[3] > _LARGEST_ROW,
         f"block size {size} for prompts (128, 256, 384 or 512 needed)": longest > 1 and (size % 128 != 0 or size > 512),
         f"block size {size} (up to 512)": size > 512,
