@@ -10,6 +10,7 @@ of its head's largest one, so that a channel that was silent in the text can spe
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,10 @@ class KvScales:
     origin: str
 
     def save(self, path: Path) -> None:
-        """Writes JSON; its decimal numbers give back the same float32."""
+        """Writes JSON; its decimal numbers give back the same float32.
+
+        The file appears whole or not at all. Raises KvCacheError when it cannot be written.
+        """
         layers = [{"key": _numbers(layer.key), "value": _numbers(layer.value)} for layer in self.layers]
         content = {
             "format": _FORMAT,
@@ -65,7 +69,15 @@ class KvScales:
             "origin": self.origin,
             "layers": layers,
         }
-        path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+        try:
+            partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise KvCacheError(
+                f"{path} cannot be written ({error.strerror}); name a file in a folder of yours"
+            ) from None
 
     @classmethod
     def load(cls, path: Path) -> KvScales:

@@ -115,6 +115,15 @@ def test_scales_for_another_cache_type_are_refused(scales: KvScales, tmp_path: P
         convert(SOURCE, tmp_path / "out", ConvertOptions(kv_dtype="fp8", kv_scales=tmp_path / "scales.json"))
 
 
+def test_a_file_that_cannot_be_written_is_one_sentence(scales: KvScales, tmp_path: Path) -> None:
+    with pytest.raises(KvCacheError, match="cannot be written"):
+        scales.save(tmp_path / "absent" / "scales.json")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(KvCacheError, match="cannot be written"):
+        scales.save(tmp_path / "folder")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"format": "pagegraft-kv-scales", "version": 1}', "\u00e4"])
 def test_a_damaged_file_is_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "scales.json").write_text(content, encoding="latin-1")
