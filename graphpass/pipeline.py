@@ -11,7 +11,7 @@ from pagegraft.custom_ops import manifest as names
 
 from .adopt import adopt_paged, is_paged
 from .bisect import first_difference
-from .errors import NotConvertible, VerificationError
+from .errors import KvCacheError, NotConvertible, VerificationError
 from .genai import write_genai_config
 from .kv_cache import KvRequest, change_caches, kept_graph, kv_bytes_per_token, measure_caches, read_request
 from .normalise import Source, find_model, load, normalise
@@ -72,6 +72,8 @@ def convert(
     progress(f"reading {found.file.name}")
     model = load(found)
     if is_paged(model):
+        if request is not None:
+            raise KvCacheError(f"{found.file} is paged already and its caches stay as they are: leave out --kv-dtype")
         return convert_paged(found, out, model, options, progress)
     nodes = model.graph.num_nodes()
     normalise(model)
