@@ -23,6 +23,7 @@ class Settings(TypedDict, total=False):
     max_num_batched_tokens: int
     max_num_seqs: int | None
     enable_prefix_caching: bool
+    num_speculative_tokens: int
     num_threads: int | None
     device: str
     debug: bool
@@ -40,6 +41,8 @@ class EngineConfig:
     max_num_batched_tokens: tokens a step computes at most: larger is faster, smaller delays running outputs less.
     max_num_seqs: sequences that run at once at most; None is 128, or max_num_batched_tokens when that is less.
     enable_prefix_caching: share blocks of equal prefixes, and keep them after their request.
+    num_speculative_tokens: tokens guessed from the context and verified in a step (prompt lookup); 0 guesses none. The
+        output is the same. It pays for few sequences whose output repeats their prompt.
     num_threads: threads of the model; None is one a core.
     device: "cpu" (onnxruntime), "npu" (Ascend, through torch_npu), or "torch" (the runner of "npu" on torch's CPU).
     debug: check all accounting after each step.
@@ -53,6 +56,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_num_seqs: int | None = None
     enable_prefix_caching: bool = True
+    num_speculative_tokens: int = 0
     num_threads: int | None = None
     device: str = "cpu"  # one of Device
     debug: bool = False
@@ -63,6 +67,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigurationError(f"{name}={value!r}: must be a whole number of at least 1")
+        if not isinstance(self.num_speculative_tokens, int) or self.num_speculative_tokens < 0:
+            raise ConfigurationError(
+                f"num_speculative_tokens={self.num_speculative_tokens!r}: must be a whole number of at least 0"
+            )
         if self.block_size is not None and self.block_size & (self.block_size - 1):
             raise ConfigurationError(f"block_size={self.block_size}: must be a power of two")
         if self.device not in get_args(Device):

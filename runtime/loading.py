@@ -68,6 +68,7 @@ def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner |
             tables=tables,
             feeds=FeedBuilder(manifest.groups, tables, block_size),
             limits=_limits(manifest, shapes, block_size, text),
+            num_speculative=config.num_speculative_tokens,
             debug=config.debug,
         )
     )

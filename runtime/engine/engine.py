@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from dataclasses import dataclass
 
@@ -11,15 +12,17 @@ from numpy.typing import NDArray
 
 from ..model.batch import FeedBuilder
 from ..model.runner import ModelRunner
-from ..sampling import BeamSearchParams, Sampler, prompt_logprobs
+from ..sampling import BeamSearchParams, SampledTokens, Sampler
 from .beams import Beam, BeamRequest
 from .block_table import BlockTables
 from .errors import RequestError, StepError
 from .invariants import snapshot, violations
+from .logits_rows import logits_rows, report_prompts
 from .plan import StepPlan
 from .request import Choice, ModelLimits, Request, RequestInput
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceState
+from .speculation import guess_from_context
 
 __all__ = ["AnyRequest", "Engine", "EngineParts", "InvariantError"]
 
@@ -40,6 +43,7 @@ class EngineParts:
     tables: BlockTables
     feeds: FeedBuilder
     limits: ModelLimits
+    num_speculative: int = 0
     debug: bool = False
 
 
@@ -53,6 +57,9 @@ class Engine:
         self._tables = parts.tables
         self._feeds = parts.feeds
         self._debug = parts.debug
+        self._num_speculative = parts.num_speculative
+        if parts.num_speculative:
+            self.scheduler.guess = self._guess
         self._sampler = Sampler()
         self._requests: dict[str, AnyRequest] = {}
         self._num_searches = 0  # beam searches
@@ -139,9 +146,10 @@ class Engine:
         if plan.is_empty:
             return []
         self._tables.apply(plan.table_updates)
+        num_guesses = sum([s.num_guesses for s in plan.sequences]) if self._num_speculative else 0
         try:
             self.runner.copy_blocks(plan.copies)
-            rows, reports = self._logits_rows(plan) if self._num_reported else (None, [])
+            rows, reports = logits_rows(plan) if self._num_reported or num_guesses else (None, [])
             logits = self.runner.execute(self._feeds.fill(plan, rows))
         except StepError as error:
             return self._fail(plan, error)
@@ -150,8 +158,15 @@ class Engine:
             raise
         self.scheduler.commit(plan)
         if reports:
-            _report_prompts(reports, logits[len(plan.samples) :])
-        changed = self._take(plan, logits) if plan.samples else []
+            report_prompts(reports, logits[len(plan.samples) + num_guesses :])
+        changed: list[AnyRequest] = []
+        sequences = [plan.sequences[i] for i in plan.samples]
+        if num_guesses:
+            sequences, logits = self._verify(sequences, logits, changed)
+        if self._num_searches:
+            sequences, logits = self._search(sequences, logits, changed)
+        if sequences:
+            changed += self._take(sequences, logits)
         if self._debug:
             self.check()
         return changed
@@ -161,54 +176,95 @@ class Engine:
         if found := violations(snapshot(self.scheduler)):
             raise InvariantError("; ".join(found))
 
-    def _take(self, plan: StepPlan, logits: NDArray[np.float32]) -> list[AnyRequest]:
-        """Samples the step's tokens and gives each to its choice; returns the requests concerned."""
-        searches: list[AnyRequest] = []
-        samples = plan.samples
-        if self._num_searches:
-            searches, samples, logits = self._search(plan, logits)
-        choices: list[Choice] = [plan.sequences[i].owner for i in samples]
+    def _take(self, sequences: list[Sequence], logits: NDArray[np.float32]) -> list[AnyRequest]:
+        """Samples a token for each sequence and gives it to its choice; returns the requests concerned."""
+        choices: list[Choice] = [sequence.owner for sequence in sequences]
         if self._num_unforked:
             choices, rows = self._fork(choices)
             logits = logits[rows]
         sampled = self._sampler.sample(logits[: len(choices)], [choice.sampling for choice in choices])
         now = time.monotonic()
         finished = SequenceState.FINISHED
-        tokens = sampled.token_ids.tolist()
-        for row, (choice, token) in enumerate(zip(choices, tokens, strict=True)):
+        for row, (choice, token) in enumerate(zip(choices, sampled.token_ids.tolist(), strict=True)):
             if choice.sequence.state is finished:
                 continue
             if choice.request.first_token_time is None:
                 choice.request.first_token_time = now
-            if row in sampled.errors:
-                self._end(choice, "error", str(sampled.errors[row]))
-                continue
-            if row in sampled.logprobs:
-                choice.logprobs.append(sampled.logprobs[row])
-                choice.total_logprob += sampled.logprobs[row].logprob
-            hit = choice.take(token)
-            if hit is not None:
-                self._end(choice, hit.finish_reason)
-        return searches + list(dict.fromkeys([choice.request for choice in choices]))
+            self._give(choice, token, row, sampled)
+        return list(dict.fromkeys([choice.request for choice in choices]))
+
+    def _give(self, choice: Choice, token: int, row: int, sampled: SampledTokens) -> bool:
+        """Gives a choice its token and what was reported of it; True when the choice ends here."""
+        if row in sampled.errors:
+            self._end(choice, "error", str(sampled.errors[row]))
+            return True
+        if row in sampled.logprobs:
+            choice.logprobs.append(sampled.logprobs[row])
+            choice.total_logprob += sampled.logprobs[row].logprob
+        hit = choice.take(token)
+        if hit is not None:
+            self._end(choice, hit.finish_reason)
+        return hit is not None
+
+    def _guess(self, sequence: Sequence, limit: int) -> array[int]:
+        """Guesses for a sequence that has begun its output; see Scheduler."""
+        owner = sequence.owner
+        if not isinstance(owner, Choice) or not owner.request.forked or not owner.sampling.num_output_tokens:
+            return array("i")
+        return guess_from_context(sequence.tokens, min(limit, self._num_speculative))
+
+    def _verify(
+        self, sequences: list[Sequence], logits: NDArray[np.float32], changed: list[AnyRequest]
+    ) -> tuple[list[Sequence], NDArray[np.float32]]:
+        """Samples the rows of guessed sequences; returns the other sequences and their logits."""
+        rest: list[Sequence] = []
+        rows: list[int] = []
+        at = 0
+        for sequence in sequences:
+            count = sequence.num_guesses
+            if count:
+                self._accept(sequence, logits[at : at + count + 1])
+                changed.append(sequence.owner.request)
+            else:
+                rest.append(sequence)
+                rows.append(at)
+            at += count + 1
+        return rest, logits[rows]
+
+    def _accept(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
+        """Samples row after row while the guess before the row was right."""
+        guesses, choice = sequence.take_guesses(), sequence.owner
+        known = sequence.num_tokens
+        for at in range(len(guesses) + 1):
+            sampled = self._sampler.sample(logits[at : at + 1], [choice.sampling])
+            token = int(sampled.token_ids[0])
+            if self._give(choice, token, 0, sampled):
+                return
+            if at == len(guesses) or token != guesses[at]:
+                break
+        # What was computed for wrong guesses lies behind this and is written again.
+        sequence.num_computed = known + at
 
     def _search(
-        self, plan: StepPlan, logits: NDArray[np.float32]
-    ) -> tuple[list[AnyRequest], tuple[int, ...], NDArray[np.float32]]:
-        """Gives beams their candidates; returns searches that ended, and the samples and logits of other sequences."""
-        others = [row for row, i in enumerate(plan.samples) if not isinstance(plan.sequences[i].owner, Beam)]
-        changed: list[AnyRequest] = []
-        for row, i in enumerate(plan.samples):
-            beam = plan.sequences[i].owner
-            if not isinstance(beam, Beam) or beam.sequence.is_finished:
-                continue
-            request = beam.request
-            if request.first_token_time is None:
-                request.first_token_time = time.monotonic()
-            request.take(beam, logits[row], self.scheduler)
-            if request.is_finished:
-                self._forget(request)
-                changed.append(request)
-        return changed, tuple(plan.samples[row] for row in others), logits[others]
+        self, sequences: list[Sequence], logits: NDArray[np.float32], changed: list[AnyRequest]
+    ) -> tuple[list[Sequence], NDArray[np.float32]]:
+        """Gives beams their candidates; returns the other sequences and their logits."""
+        rest: list[Sequence] = []
+        rows: list[int] = []
+        for row, sequence in enumerate(sequences):
+            beam = sequence.owner
+            if not isinstance(beam, Beam):
+                rest.append(sequence)
+                rows.append(row)
+            elif not sequence.is_finished:
+                request = beam.request
+                if request.first_token_time is None:
+                    request.first_token_time = time.monotonic()
+                request.take(beam, logits[row], self.scheduler)
+                if request.is_finished:
+                    self._forget(request)
+                    changed.append(request)
+        return rest, logits[rows]
 
     def _fork(self, choices: list[Choice]) -> tuple[list[Choice], list[int]]:
         """Starts the other choices of requests that sample their first token; row r of the logits serves several."""
@@ -237,26 +293,6 @@ class Engine:
         empty = sum(len(s.blocks[0]) * cache.block_size - s.num_computed for s in self.scheduler.running)
         return 1.0 - empty * len(cache.pools) / owned
 
-    # -- log-probabilities of prompts -------------------------------------------------------------------------------
-
-    def _logits_rows(self, plan: StepPlan) -> tuple[NDArray[np.int32] | None, list[_PromptReport]]:
-        """Rows of logits for a step in which prompts are reported on: those of the samples, then those of prompts."""
-        reports = []
-        first = 0
-        for sequence, start, count in zip(plan.sequences, plan.starts, plan.counts, strict=True):
-            done = sequence.owner.request.prompt_logprobs
-            if done is not None and len(done) < sequence.num_prompt_tokens:
-                # Entry j is about token j, whose logits belong to position j - 1.
-                begin, end = max(start, len(done) - 1), min(start + count, sequence.num_prompt_tokens - 1)
-                if begin < end:
-                    reports.append(_PromptReport(sequence, begin, end, first + begin - start))
-            first += count
-        if not reports:
-            return None, reports
-        ends = np.cumsum(plan.counts)[list(plan.samples)] - 1
-        parts = [ends, *(np.arange(r.row, r.row + r.end - r.begin) for r in reports)]
-        return np.concatenate(parts).astype(np.int32), reports
-
     # -- failures -------------------------------------------------------------------------------------------------
 
     def _next_suspect(self) -> Sequence | None:
@@ -277,24 +313,3 @@ class Engine:
         for request in requests:
             self.abort(request.request_id, "error", str(error))
         return requests
-
-
-@dataclass(frozen=True, slots=True)
-class _PromptReport:
-    """Packed rows [row, row + end - begin) hold the logits of a prompt's positions [begin, end)."""
-
-    sequence: Sequence
-    begin: int
-    end: int
-    row: int
-
-
-def _report_prompts(reports: list[_PromptReport], logits: NDArray[np.float32]) -> None:
-    at = 0
-    for report in reports:
-        request = report.sequence.owner.request
-        count = report.end - report.begin
-        tokens = np.array(report.sequence.tokens[report.begin + 1 : report.end + 1], np.int64)
-        top = request.source.params.prompt_logprobs
-        request.prompt_logprobs.extend(prompt_logprobs(logits[at : at + count], tokens, top))
-        at += count

@@ -108,6 +108,7 @@ class Lifecycle:
         One that wants no token is parked instead.
         """
         self._leave(sequence)
+        sequence.take_guesses()
         wanted = sequence.num_tokens - sequence.num_computed
         sequence.num_computed = 0
         sequence.num_preemptions += 1

@@ -1,7 +1,7 @@
 """Decides what each step computes. Integers only: no arrays, no text, no model.
 
 A step has one budget of tokens. First every running sequence that wants one token gets it, then unfinished prompts get
-chunks, then waiting sequences are admitted, in order of (priority, arrival).
+chunks, then waiting sequences are admitted, in order of (priority, arrival). What is left goes to guesses.
 
 *Long* means that more than a whole budget is left to compute. The oldest long sequence gets half of what the decodes
 leave (and what nobody else takes), so that short ones pass beside it; other long ones come after the short.
@@ -20,6 +20,8 @@ and admission do not chase each other.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .cache_manager import CacheManager, PrefixHit
@@ -29,7 +31,10 @@ from .plan import StepPlan
 from .positions import window_block_bound
 from .sequence import Sequence, SequenceState
 
-__all__ = ["Scheduler"]
+__all__ = ["Guess", "Scheduler"]
+
+#: (a sequence that wants one token, most tokens) -> guesses of what follows, perhaps none.
+Guess = Callable[[Sequence, int], "array[int]"]
 
 
 @dataclass(slots=True)
@@ -64,6 +69,7 @@ class Scheduler(Lifecycle):
                 )
         super().__init__(cache, max_sequences)
         self.max_step_tokens = max_step_tokens
+        self.guess: Guess | None = None  # set by the engine that verifies guesses
 
     # -- planning -------------------------------------------------------------------------------------------------
 
@@ -89,6 +95,8 @@ class Scheduler(Lifecycle):
             self._admit(draft)
         if draft.capped is not None:
             self._extend(draft, draft.capped)
+        if self.guess is not None:
+            self._speculate(draft, self.guess)
         return self._freeze(draft)
 
     def _plan_decodes(self, draft: _Draft) -> list[Sequence]:
@@ -260,6 +268,20 @@ class Scheduler(Lifecycle):
         while not (self._rows and self.cache.fits(sequence, hit, self._promised())):
             self._drop(draft, self.running[-1])
         self._start(draft, sequence, hit, draft.budget)
+
+    def _speculate(self, draft: _Draft, guess: Guess) -> None:
+        """Gives what nobody else wants of the budget to guesses, for sequences that want one token."""
+        left = draft.left()
+        for sequence in [s for s, count in draft.counts.items() if count == 1]:
+            room = min(left, sequence.max_tokens - sequence.num_tokens - 1)
+            if room < 1 or sequence.num_tokens - sequence.num_computed != 1:
+                continue
+            tokens = guess(sequence, room)
+            # Guessed tokens are not offered to others: a wrong one is overwritten in its slot.
+            if tokens and self.cache.grow(sequence, sequence.num_tokens + len(tokens)):
+                sequence.guess(tokens)
+                draft.counts[sequence] = 1 + len(tokens)
+                left -= len(tokens)
 
     # -- the plan and its end -------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ class Sequence:
         "next_full",
         "num_cached_tokens",
         "num_computed",
+        "num_guesses",
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens",
@@ -81,6 +82,7 @@ class Sequence:
         self.num_tokens = self.num_prompt_tokens
         self.max_tokens = max_tokens
         self.num_computed = 0
+        self.num_guesses = 0  # tokens at the end that the running step is to verify; none between steps
         self.num_cached_tokens = -1  # -1: never admitted yet
         self.num_preemptions = 0
         self.cache_salt = cache_salt
@@ -102,6 +104,20 @@ class Sequence:
         """Adds a sampled token."""
         self.tokens.append(token)
         self.num_tokens += 1
+
+    def guess(self, tokens: array[int]) -> None:
+        """Adds guessed tokens for one step."""
+        self.tokens.extend(tokens)
+        self.num_tokens += len(tokens)
+        self.num_guesses = len(tokens)
+
+    def take_guesses(self) -> array[int]:
+        """Removes the guessed tokens and returns them."""
+        known = self.num_tokens - self.num_guesses
+        guesses = self.tokens[known:]
+        del self.tokens[known:]
+        self.num_tokens, self.num_guesses = known, 0
+        return guesses
 
     def discard(self, reason: str) -> None:
         """Ends a sequence that was never given to a scheduler."""
