@@ -293,3 +293,9 @@ def test_what_does_not_exist_is_refused_before_any_work(
     with pytest.raises(KvCacheError, match=part):
         convert(llama.source, tmp_path / "out", ConvertOptions(**options))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_source_that_is_paged_already_keeps_its_caches(llama: Converted, tmp_path: Path) -> None:
+    with pytest.raises(KvCacheError, match="paged already"):
+        convert(llama.folder("float32"), tmp_path / "out", ConvertOptions(kv_dtype="int8"))
+    assert not list(tmp_path.iterdir())
