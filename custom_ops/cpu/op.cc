@@ -202,6 +202,18 @@ class Kernel {
   std::size_t outputs_;
 };
 
+// Refuses a node that lacks an input which its attributes call for, or has one which they rule out.
+Status* check_node_inputs(const Api* api, const ort::KernelInfo* info, const Config& config, std::size_t inputs) {
+  bool present[contract::kInputCount] = {};
+  for (std::size_t i = 0; i < inputs && i < contract::kInputCount; ++i) {
+    std::size_t size = 0;  // of the name with its terminating zero: 1 for an input that is left out
+    if (Status* status = api->KernelInfo_GetInputName(info, i, nullptr, &size)) return status;
+    present[i] = size > 1;
+  }
+  const std::string error = check_inputs(config, present);
+  return error.empty() ? nullptr : api->CreateStatus(ort::kInvalidArgument, error.c_str());
+}
+
 Status* create_kernel(const ort::CustomOp* op, const Api* api, const ort::KernelInfo* info, void** kernel) try {
   Config config;
   config.microsoft_domain = variant(op).microsoft;
@@ -213,6 +225,7 @@ Status* create_kernel(const ort::CustomOp* op, const Api* api, const ort::Kernel
   std::size_t inputs = 0, outputs = 0;
   if (Status* status = api->KernelInfo_GetInputCount(info, &inputs)) return status;
   if (Status* status = api->KernelInfo_GetOutputCount(info, &outputs)) return status;
+  if (Status* status = check_node_inputs(api, info, config, inputs)) return status;
   *kernel = new Kernel(api, std::move(config), inputs, outputs);
   return nullptr;
 } catch (const std::exception& error) {

@@ -78,6 +78,7 @@ struct Parallel {
 
 // Each check returns an empty string, or what is wrong: the thing, what is expected, what was given.
 std::string check_config(const Config& config);
+std::string check_inputs(const Config& config, const bool* present);  // [kInputCount]
 std::string check_shapes(const Config& config, const Call& call, Sizes* sizes);
 std::string check_values(const Config& config, const Call& call, const Sizes& sizes);
 

@@ -10,7 +10,11 @@
 #include "vector_math.inl"
 #include "query_rows.inl"
 #include "finish.inl"
+#include "few_state.inl"
+#include "few_scores.inl"
+#include "few_values.inl"
 #include "few_rows.inl"
+#include "many_panel.inl"
 #include "many_rows.inl"
 
 namespace pagegraft {
