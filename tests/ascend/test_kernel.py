@@ -82,7 +82,7 @@ def test_conformance_case_on_cube_and_vector_cores(case: Case) -> None:
     [
         {"new": (100, 1, 3), "past": (30, 200, 7), "head_size": 64, "query_heads": 8},
         {"new": (5, 1), "past": (100, 90), "sink": True, "head_size": 128, "value_head_size": 96},
-        {"new": (64,), "past": (300,), "head_size": 256, "query_heads": 16, "kv_heads": 2},
+        {"new": (9,), "past": (300,), "head_size": 256, "query_heads": 16, "kv_heads": 2},
         {"new": (3,), "past": (70,), "query_heads": 71, "kv_heads": 1, "compute": "bfloat16"},
         {"new": (9,), "past": (50,), "packed": True, "attributes": {"alibi_slopes": [0.5, 0.2, 0.1, 0.3]}},
     ],

@@ -37,15 +37,16 @@ public:
         }
     }
 
+    // The heads of a token see the same positions: worked out once a token, for the scalar unit is slow.
     __aicore__ inline void SetSpans(const QueryTile& tile, const Unit& unit, const KvTile& kv) {
-        for (int32_t r = 0; r < unit.rows; ++r) {
-            const int64_t position = tile.firstPosition + unit.Token(r);
-            const int64_t low = tiling_->windowSize > 0 ? position - tiling_->windowSize + 1 : 0;
-            const int64_t high = tiling_->isCausal != 0 ? position + 1 : tile.total;
-            const int64_t first = Smaller(Larger(low - kv.start, 0), kv.count);
-            const int64_t last = Smaller(Larger(high - kv.start, first), kv.count);
-            spans_[r].first = last > first ? static_cast<int32_t>(first) : 0;
-            spans_[r].count = static_cast<int32_t>(last - first);
+        int32_t token = unit.Token(0), left = unit.heads - unit.firstRow % unit.heads;
+        RowSpan span = SpanOf(tile, token, kv);
+        for (int32_t r = 0; r < unit.rows; ++r, --left) {
+            if (left == 0) {
+                left = unit.heads;
+                span = SpanOf(tile, ++token, kv);
+            }
+            spans_[r] = span;
         }
     }
 
@@ -66,6 +67,18 @@ public:
     }
 
 private:
+    __aicore__ inline RowSpan SpanOf(const QueryTile& tile, int32_t token, const KvTile& kv) const {
+        const int64_t position = tile.firstPosition + token;
+        const int64_t low = tiling_->windowSize > 0 ? position - tiling_->windowSize + 1 : 0;
+        const int64_t high = tiling_->isCausal != 0 ? position + 1 : tile.total;
+        const int64_t first = Smaller(Larger(low - kv.start, 0), kv.count);
+        const int64_t last = Smaller(Larger(high - kv.start, first), kv.count);
+        RowSpan span;
+        span.first = last > first ? static_cast<int32_t>(first) : 0;
+        span.count = static_cast<int32_t>(last - first);
+        return span;
+    }
+
     // score += slope * (position - row position).
     __aicore__ inline void AddBias(const QueryTile& tile, const Unit& unit, const KvTile& kv) {
         const LocalTensor<float> ramp = ramp_.Get<float>();
