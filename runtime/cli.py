@@ -17,6 +17,7 @@ from .cli_options import (
     Model,
     Seed,
     Sequences,
+    Speculate,
     Temperature,
     Threads,
     TopK,
@@ -66,6 +67,7 @@ def generate(
     max_num_batched_tokens: Budget = 512,
     max_num_seqs: Sequences = None,
     device: Device = "cpu",
+    speculative_tokens: Speculate = 0,
     debug: Debug = False,
 ) -> None:
     """Continues prompts, all of them together. One prompt streams; several are printed in order."""
@@ -76,6 +78,7 @@ def generate(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         device=device,
+        num_speculative_tokens=speculative_tokens,
         debug=debug,
     )
     with llm:
@@ -142,6 +145,7 @@ def chat(
     kv_memory: KvMemory = None,
     threads: Threads = None,
     device: Device = "cpu",
+    speculative_tokens: Speculate = 0,
     chat_template: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--chat-template", help="A jinja2 file to use instead of the model's own template."),
@@ -150,7 +154,9 @@ def chat(
     """Talks with a model through its own chat template: a line is a turn, an empty line or Ctrl-D ends."""
     from .text import ChatTemplate
 
-    with _load(model, kv_memory=kv_memory, num_threads=threads, device=device) as llm:
+    with _load(
+        model, kv_memory=kv_memory, num_threads=threads, device=device, num_speculative_tokens=speculative_tokens
+    ) as llm:
         template = llm.model.text.chat_template
         if chat_template is not None:
             template = ChatTemplate(chat_template.read_text(encoding="utf-8"), llm.model.text.special_tokens)

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from .cli_options import Budget, Device, KvMemory, Model, Sequences, Threads
+from .cli_options import Budget, Device, KvMemory, Model, Sequences, Speculate, Threads
 
 __all__ = ["bench"]
 
@@ -39,6 +39,7 @@ def bench(
     max_num_batched_tokens: Budget = 512,
     max_num_seqs: Sequences = None,
     device: Device = "cpu",
+    speculative_tokens: Speculate = 0,
     no_prefix_caching: Annotated[bool, typer.Option("--no-prefix-caching", help="Share no blocks.")] = False,
 ) -> None:
     """Measures a model: throughput, latency, KV utilisation, and on request against static batches."""
@@ -55,6 +56,7 @@ def bench(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         device=device,
+        num_speculative_tokens=speculative_tokens,
         enable_prefix_caching=not no_prefix_caching,
     )
     workload = WorkloadOptions(

@@ -16,6 +16,7 @@ __all__ = [
     "Model",
     "Seed",
     "Sequences",
+    "Speculate",
     "Temperature",
     "Threads",
     "TopK",
@@ -45,4 +46,10 @@ Debug = Annotated[bool, typer.Option("--debug", help="Check all accounting after
 Device = Annotated[
     str,
     typer.Option("--device", help="cpu (onnxruntime), npu (Ascend, through torch_npu), or torch (torch's CPU)."),
+]
+Speculate = Annotated[
+    int,
+    typer.Option(
+        "--speculative-tokens", help="Tokens guessed from the context and verified in a step; the output is the same."
+    ),
 ]

@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from .cli_options import Budget, Device, KvMemory, Model, Sequences, Threads
+from .cli_options import Budget, Device, KvMemory, Model, Sequences, Speculate, Threads
 from .engine.errors import ConfigurationError
 
 __all__ = ["serve"]
@@ -26,6 +26,7 @@ def serve(
     max_num_batched_tokens: Budget = 512,
     max_num_seqs: Sequences = None,
     device: Device = "cpu",
+    speculative_tokens: Speculate = 0,
     max_unfinished: Annotated[int, typer.Option("--max-unfinished", help="Further requests get status 429.")] = 1024,
     request_timeout: Annotated[
         Optional[float],  # noqa: UP045
@@ -61,5 +62,6 @@ def serve(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         device=device,
+        num_speculative_tokens=speculative_tokens,
         shared_memory=shared_memory,
     )
