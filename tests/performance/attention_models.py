@@ -1,4 +1,4 @@
-"""Models of one attention each, bound to their buffers, for op_bench.py: ours, and what onnxruntime offers otherwise.
+"""Models of our op, bound to their buffers as the runtime binds them, for op_bench.py.
 
 Each function returns a callable that runs one step. All hold the same work: `Shape.new` tokens of each sequence attend
 to `Shape.past` cached ones and themselves.
@@ -14,19 +14,10 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import helper
 from pagegraft.custom_ops import register, spec
 
-__all__ = [
-    "Shape",
-    "attention_23",
-    "concat_attention",
-    "gathered_attention",
-    "group_query_attention",
-    "paged",
-    "small_chain",
-    "torch_sdpa",
-]
+__all__ = ["Run", "Shape", "bound", "filled", "numbers", "paged", "paging", "small_chain"]
 
 Run = Callable[[], None]
 Array = np.ndarray[Any, Any]
@@ -77,7 +68,7 @@ class Shape:
         return 4 * self.sequences * self.heads * self.head_size * pairs
 
 
-def _filled(shape: Sequence[int], dtype: np.dtype[Any]) -> ort.OrtValue:
+def filled(shape: Sequence[int], dtype: np.dtype[Any]) -> ort.OrtValue:
     """An OrtValue of onnxruntime's own memory with a repeated random pattern."""
     onnx_type = helper.np_dtype_to_tensor_dtype(dtype)
     value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), onnx_type, "cpu")
@@ -120,7 +111,7 @@ def _model(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def _bound(
+def bound(
     nodes: list[onnx.NodeProto],
     inputs: Mapping[str, ort.OrtValue],
     outputs: Mapping[str, ort.OrtValue | int],
@@ -140,7 +131,8 @@ def _bound(
     return lambda: session.run_with_iobinding(binding)
 
 
-def _numbers(values: Any, dtype: Any = np.int32) -> ort.OrtValue:
+def numbers(values: Any, dtype: Any = np.int32) -> ort.OrtValue:
+    """An OrtValue of small integers or floats."""
     return ort.OrtValue.ortvalue_from_numpy(np.asarray(values, dtype))
 
 
@@ -148,31 +140,32 @@ def _packed(shape: Shape) -> dict[str, ort.OrtValue]:
     tokens, width = shape.sequences * shape.new, shape.kv_heads * shape.head_size
     float32 = np.dtype(np.float32)
     return {
-        "query": _filled([tokens, shape.heads * shape.head_size], float32),
-        "key": _filled([tokens, width], float32),
-        "value": _filled([tokens, width], float32),
+        "query": filled([tokens, shape.heads * shape.head_size], float32),
+        "key": filled([tokens, width], float32),
+        "value": filled([tokens, width], float32),
     }
 
 
-def _paging(shape: Shape) -> dict[str, ort.OrtValue]:
+def paging(shape: Shape) -> dict[str, ort.OrtValue]:
+    """Lengths and a shuffled block table."""
     width = -(-shape.total // shape.block_size)
     table = np.random.default_rng(1).permutation(shape.sequences * width).reshape(shape.sequences, width)
     return {
-        "cumulative_sequence_length": _numbers(np.arange(shape.sequences + 1) * shape.new),
-        "past_seqlens": _numbers([shape.past] * shape.sequences),
-        "block_table": _numbers(table),
+        "cumulative_sequence_length": numbers(np.arange(shape.sequences + 1) * shape.new),
+        "past_seqlens": numbers([shape.past] * shape.sequences),
+        "block_table": numbers(table),
     }
 
 
 def paged(shape: Shape, *, cache: str, threads: int) -> Run:
     """Our op with caches updated in place, blocks shuffled; int8 is PER_TOKEN, other codes PER_CHANNEL."""
-    inputs = {**_packed(shape), **_paging(shape)}
+    inputs = {**_packed(shape), **paging(shape)}
     blocks = shape.sequences * inputs["block_table"].shape()[1]
     dims = [blocks, shape.block_size, shape.kv_heads, spec.cache_head_width(shape.head_size, cache)]
     attributes: dict[str, Any] = {"num_heads": shape.heads, "kv_num_heads": shape.kv_heads}
-    outputs: dict[str, ort.OrtValue | int] = {"output": _filled(inputs["query"].shape(), np.dtype(np.float32))}
+    outputs: dict[str, ort.OrtValue | int] = {"output": filled(inputs["query"].shape(), np.dtype(np.float32))}
     for name in ("key_cache", "value_cache"):
-        inputs[name] = _filled(dims, _NUMPY[cache])
+        inputs[name] = filled(dims, _NUMPY[cache])
         outputs[f"{name}_out"] = inputs[name]
     if cache in spec.QUANTISED_CACHE_DTYPES:
         per_token = cache == "int8"
@@ -180,7 +173,7 @@ def paged(shape: Shape, *, cache: str, threads: int) -> Run:
         for letter in "kv":
             attributes[f"{letter}_quant_type"] = "PER_TOKEN" if per_token else "PER_CHANNEL"
             attributes[f"{letter}_cache_dtype"] = cache
-            scale = _numbers(np.full(scale_dims, 0.02), np.float32)
+            scale = numbers(np.full(scale_dims, 0.02), np.float32)
             inputs[f"{letter}_scale"] = scale
             if per_token:
                 outputs[f"{letter}_scale_out"] = scale
@@ -192,20 +185,20 @@ def paged(shape: Shape, *, cache: str, threads: int) -> Run:
         domain=spec.PAGEGRAFT_DOMAIN,
         **attributes,
     )
-    return _bound([node], inputs, outputs, threads)
+    return bound([node], inputs, outputs, threads)
 
 
 def small_chain(layers: int, *, threads: int) -> Run:
     """`layers` of our op in a row on one token of a tiny shape, the output of each the query of the next."""
     shape = Shape(sequences=1, past=30, new=1, heads=4, kv_heads=2, head_size=16, block_size=16)
-    inputs = {**_packed(shape), **_paging(shape)}
+    inputs = {**_packed(shape), **paging(shape)}
     outputs: dict[str, ort.OrtValue | int] = {}
     nodes = []
     source = "query"
     for i in range(layers):
         caches = [f"key_{i}", f"value_{i}"]
         for name in caches:
-            inputs[name] = _filled([2, 16, 2, 16], np.dtype(np.float32))
+            inputs[name] = filled([2, 16, 2, 16], np.dtype(np.float32))
             outputs[f"{name}_out"] = inputs[name]
         target = f"hidden_{i}"
         names = [source, "key", "value", *caches, "cumulative_sequence_length", "past_seqlens", "block_table"]
@@ -220,145 +213,5 @@ def small_chain(layers: int, *, threads: int) -> Run:
             )
         )
         source = target
-    outputs[source] = _filled([1, 64], np.dtype(np.float32))
-    return _bound(nodes, inputs, outputs, threads)
-
-
-def _contiguous(shape: Shape, length: int) -> dict[str, ort.OrtValue]:
-    dims = [shape.sequences, shape.kv_heads, length, shape.head_size]
-    return {name: _filled(dims, np.dtype(np.float32)) for name in ("past_key", "past_value")}
-
-
-def group_query_attention(shape: Shape, *, threads: int) -> Run:
-    """onnxruntime's fused attention with past and present in one buffer."""
-    width = shape.kv_heads * shape.head_size
-    caches = _contiguous(shape, shape.total)
-    inputs = {
-        "query": _filled([shape.sequences, shape.new, shape.heads * shape.head_size], np.dtype(np.float32)),
-        "key": _filled([shape.sequences, shape.new, width], np.dtype(np.float32)),
-        "value": _filled([shape.sequences, shape.new, width], np.dtype(np.float32)),
-        **caches,
-        "seqlens_k": _numbers([shape.total - 1] * shape.sequences),
-        "total": _numbers([shape.total]),
-    }
-    node = helper.make_node(
-        "GroupQueryAttention",
-        ["query", "key", "value", "past_key", "past_value", "seqlens_k", "total"],
-        ["output", "present_key", "present_value"],
-        domain="com.microsoft",
-        num_heads=shape.heads,
-        kv_num_heads=shape.kv_heads,
-    )
-    outputs: dict[str, ort.OrtValue | int] = {
-        "output": _filled(inputs["query"].shape(), np.dtype(np.float32)),
-        "present_key": caches["past_key"],
-        "present_value": caches["past_value"],
-    }
-    return _bound([node], inputs, outputs, threads)
-
-
-def _exported(shape: Shape, key: str, value: str) -> list[onnx.NodeProto]:
-    """Attention in plain operators as exporters write it, from `query` [S, H, n, D] and complete keys and values."""
-    nodes = []
-    repeat = shape.heads // shape.kv_heads
-    for name in (key, value):
-        if repeat > 1:
-            nodes += [
-                helper.make_node("Unsqueeze", [name, "two"], [f"{name}_5"]),
-                helper.make_node("Expand", [f"{name}_5", "expanded"], [f"{name}_many"]),
-                helper.make_node("Reshape", [f"{name}_many", "heads"], [f"{name}_all"]),
-            ]
-        else:
-            nodes.append(helper.make_node("Identity", [name], [f"{name}_all"]))
-    nodes += [
-        helper.make_node("Transpose", [f"{key}_all"], ["keys_T"], perm=[0, 1, 3, 2]),
-        helper.make_node("MatMul", ["query", "keys_T"], ["raw"]),
-        helper.make_node("Mul", ["raw", "scale"], ["scores"]),
-        helper.make_node("Softmax", ["scores"], ["weights"], axis=-1),
-        helper.make_node("MatMul", ["weights", f"{value}_all"], ["output"]),
-    ]
-    return nodes
-
-
-def _exported_constants(shape: Shape) -> dict[str, ort.OrtValue]:
-    repeat = shape.heads // shape.kv_heads
-    return {
-        "two": _numbers([2], np.int64),
-        "expanded": _numbers([shape.sequences, shape.kv_heads, repeat, shape.total, shape.head_size], np.int64),
-        "heads": _numbers([shape.sequences, shape.heads, shape.total, shape.head_size], np.int64),
-        "scale": _numbers(shape.head_size**-0.5, np.float32),
-    }
-
-
-def _head_major(shape: Shape) -> dict[str, ort.OrtValue]:
-    dims = [shape.sequences, shape.kv_heads, shape.new, shape.head_size]
-    return {
-        "query": _filled([shape.sequences, shape.heads, shape.new, shape.head_size], np.dtype(np.float32)),
-        "key": _filled(dims, np.dtype(np.float32)),
-        "value": _filled(dims, np.dtype(np.float32)),
-    }
-
-
-def concat_attention(shape: Shape, *, threads: int) -> Run:
-    """A decoder's attention as exported: past and new concatenated into a new present in each step."""
-    inputs = {**_head_major(shape), **_contiguous(shape, shape.past), **_exported_constants(shape)}
-    nodes = [
-        helper.make_node("Concat", [f"past_{n}", n], [f"present_{n}"], axis=2) for n in ("key", "value")
-    ] + _exported(shape, "present_key", "present_value")
-    outputs: dict[str, ort.OrtValue | int] = {"output": TensorProto.FLOAT}
-    for name in ("present_key", "present_value"):
-        outputs[name] = _contiguous(shape, shape.total)["past_key"]
-    return _bound(nodes, inputs, outputs, threads)
-
-
-def gathered_attention(shape: Shape, *, threads: int) -> Run:
-    """A paged cache without the op: blocks gathered into contiguous keys and values, then attention as exported."""
-    paging = _paging(shape)
-    blocks = shape.sequences * paging["block_table"].shape()[1]
-    inputs = {**_head_major(shape), **_exported_constants(shape), "block_table": paging["block_table"]}
-    del inputs["key"], inputs["value"]
-    inputs["flat"] = _numbers([shape.sequences, -1, shape.kv_heads, shape.head_size], np.int64)
-    for name, number in (("length", shape.total), ("zero", 0), ("one", 1)):
-        inputs[name] = _numbers([number], np.int64)
-    nodes = []
-    for name in ("key", "value"):
-        inputs[f"{name}_cache"] = _filled(
-            [blocks, shape.block_size, shape.kv_heads, shape.head_size], np.dtype(np.float32)
-        )
-        nodes += [
-            helper.make_node("Gather", [f"{name}_cache", "block_table"], [f"{name}_blocks"], axis=0),
-            helper.make_node("Reshape", [f"{name}_blocks", "flat"], [f"{name}_flat"]),
-            helper.make_node("Slice", [f"{name}_flat", "zero", "length", "one"], [f"{name}_tokens"]),
-            helper.make_node("Transpose", [f"{name}_tokens"], [name], perm=[0, 2, 1, 3]),
-        ]
-    return _bound(nodes + _exported(shape, "key", "value"), inputs, {"output": TensorProto.FLOAT}, threads)
-
-
-def attention_23(shape: Shape, *, threads: int) -> Run:
-    """ONNX's own Attention node (opset 23) with a contiguous past."""
-    inputs = {**_head_major(shape), **_contiguous(shape, shape.past)}
-    node = helper.make_node(
-        "Attention",
-        ["query", "key", "value", "", "past_key", "past_value"],
-        ["output", "present_key", "present_value"],
-    )
-    outputs: dict[str, ort.OrtValue | int] = dict.fromkeys(
-        ("output", "present_key", "present_value"), TensorProto.FLOAT
-    )
-    return _bound([node], inputs, outputs, threads)
-
-
-def torch_sdpa(shape: Shape, *, threads: int) -> Run | None:
-    """torch's scaled_dot_product_attention over a contiguous cache that is already complete; None without torch."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    torch.set_num_threads(threads)
-    query = torch.rand(shape.sequences, shape.heads, shape.new, shape.head_size)
-    key, value = (torch.rand(shape.sequences, shape.kv_heads, shape.total, shape.head_size) for _ in range(2))
-
-    def run() -> None:
-        torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=shape.heads != shape.kv_heads)
-
-    return run
+    outputs[source] = filled([1, 64], np.dtype(np.float32))
+    return bound(nodes, inputs, outputs, threads)

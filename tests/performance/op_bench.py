@@ -17,17 +17,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 
-from attention_models import (
-    Shape,
+from attention_models import Shape, paged, small_chain
+from machine import Machine
+from other_attentions import (
     attention_23,
     concat_attention,
     gathered_attention,
     group_query_attention,
-    paged,
-    small_chain,
     torch_sdpa,
 )
-from machine import Machine
 
 Run = Callable[[], None]
 Figures = dict[str, float]

@@ -136,3 +136,22 @@ def test_unknown_instruction_set_is_refused_by_name() -> None:
     assert "PAGEGRAFT_ISA" in output
     assert "'avx9'" in output
     assert "scalar" in output
+
+
+LACKING: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
+    (("value",), {}, "'value': expected a tensor \\(key and value come together\\)"),
+    (("value_cache",), {}, "'value_cache': expected a tensor \\(kv_cache_layout is SEPARATE\\)"),
+    ((), {"do_rotary": 1}, "'cos_cache': expected a tensor \\(do_rotary is 1\\)"),
+    ((), {"kv_cache_layout": "LATENT", "num_heads": 2, "kv_num_heads": 1}, "'value': expected nothing"),
+]
+
+
+@pytest.mark.parametrize(("left_out", "attributes", "pattern"), LACKING)
+def test_node_without_an_input_it_needs_is_refused_when_the_session_is_created(
+    left_out: tuple[str, ...], attributes: dict[str, Any], pattern: str
+) -> None:
+    feeds = make_feeds([(4, 3)])
+    for name in left_out:
+        del feeds[name]
+    with pytest.raises(Exception, match=f"PagedAttention input {pattern}"):
+        make_session(feeds, {**ATTRIBUTES, **attributes})
