@@ -18,6 +18,7 @@ from ..graph import GraphView
 from .cache import CacheIndex
 from .layout import TOKENS, find_operand, find_output
 from .probe import Probe
+from .rows import heads_first
 from .score import ScoreRegion, fit_score
 from .site import AttentionSite, CacheLink, Operand
 
@@ -176,15 +177,12 @@ def _operands(probe: Probe, anchor: ScoreAnchor, name: str) -> tuple[Operand, Op
 
 
 def _row_places(probe: Probe, value: ir.Value) -> Array:
-    """Places of (head, token, channel) in a value `[..., T, D]` with heads in the leading axes."""
+    """Places of (head, token, channel) in a query or an attention output."""
     shape = probe.shape(value, TOKENS, 0)
-    if len(shape) < 3 or shape[-2] != TOKENS:
-        raise NotConvertible(
-            f"the tokens of '{value.name}' {list(shape)} are not on the axis before the last",
-            hint="rows that mix tokens and heads are not supported",
-            kind="layout",
-        )
-    return np.arange(int(np.prod(shape))).reshape(-1, TOKENS, shape[-1])
+    places = heads_first(probe, value, np.arange(int(np.prod(shape))).reshape(shape), TOKENS)
+    if len(shape) < 3 or places is None:
+        raise NotConvertible(f"the rows of '{value.name}' {list(shape)} are not understood", kind="layout")
+    return places
 
 
 def _broadcast_places(shape: tuple[int, ...], lead: tuple[int, ...]) -> Array:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from ..errors import NotConvertible
 from ..evaluate import Array, Unevaluable
 from .probe import Probe
+from .rows import from_heads_first, heads_first
 from .site import ScoreFunction
 from .sizes import LARGEST_LENGTH, base_sizes, probe_sizes
 
@@ -54,7 +55,7 @@ def fit_score(probe: Probe, region: ScoreRegion, longest: int) -> ScoreFunction:
         if limit is not None and new + past > limit:
             continue
         try:
-            z_HTK = _logits(probe, region, np.zeros(probe.shape(region.raw, new, past)), new, past)[0]
+            z_HTK = _logits(probe, region, _no_scores(probe, region, new, past), past)[0]
         except Unevaluable:
             if (new, past) in base:
                 raise
@@ -82,15 +83,24 @@ def fit_score(probe: Probe, region: ScoreRegion, longest: int) -> ScoreFunction:
     return function
 
 
-def _heads_first(array: Array, new: int) -> Array:
-    return array.reshape(-1, new, array.shape[-1]).astype(np.float64)
+def _no_scores(probe: Probe, region: ScoreRegion, new: int, past: int) -> Array:
+    """Zeros `[H, T, K]`."""
+    return _heads_first(probe, region.raw, np.zeros(probe.shape(region.raw, new, past)), new)
 
 
-def _logits(probe: Probe, region: ScoreRegion, raw: Array, new: int, past: int) -> tuple[Array, Array]:
+def _heads_first(probe: Probe, value: ir.Value, array: Array, new: int) -> Array:
+    ordered = heads_first(probe, value, array, new)
+    if ordered is None:
+        raise NotConvertible(f"the rows of the scores '{value.name}' are not understood", kind="layout")
+    return ordered.astype(np.float64)
+
+
+def _logits(probe: Probe, region: ScoreRegion, raw_HTK: Array, past: int) -> tuple[Array, Array]:
     """Z and P as `[H, T, K]` in float64 for given scores."""
-    given = {region.raw: raw.astype(probe.dtype(region.raw))}
+    new = raw_HTK.shape[1]
+    given = {region.raw: from_heads_first(probe, region.raw, raw_HTK, past).astype(probe.dtype(region.raw))}
     z, p = probe.region([region.logits, region.probabilities], given, new, past)
-    return _heads_first(z, new), _heads_first(p, new)
+    return _heads_first(probe, region.logits, z, new), _heads_first(probe, region.probabilities, p, new)
 
 
 def _diagonal(z_HTK: Array, past: int) -> Array:
@@ -102,14 +112,14 @@ def _diagonal(z_HTK: Array, past: int) -> Array:
 def _fit_transfer(probe: Probe, region: ScoreRegion) -> tuple[float, float]:
     """Scale and softcap of the map from one score to one logit, from a sweep over scores."""
     new, past = (1, 1) if probe.has_past else (2, 0)
-    shape = probe.shape(region.raw, new, past)
+    zero = _no_scores(probe, region, new, past)
     name = region.softmax.name or ""
 
     def transfer(score: float) -> float:
-        raw = np.zeros(shape)
+        raw = zero.copy()
         raw[..., -1, -1] = score  # the last token looks at itself; its predecessor is the reference
-        z_HK = _logits(probe, region, raw, new, past)[0][:, -1]
-        zero_HK = _logits(probe, region, np.zeros(shape), new, past)[0][:, -1]
+        z_HK = _logits(probe, region, raw, past)[0][:, -1]
+        zero_HK = _logits(probe, region, zero, past)[0][:, -1]
         gain = z_HK[:, 1] - zero_HK[:, 1]
         if np.all(np.abs(zero_HK[:, 0]) < LARGEST_LENGTH):  # not masked: what is taken off whole rows cancels
             gain = gain - (z_HK[:, 0] - zero_HK[:, 0])
@@ -250,11 +260,11 @@ def attend_probabilities(function: ScoreFunction, raw_HTK: Array, past: int) -> 
 
 def _prove(probe: Probe, region: ScoreRegion, function: ScoreFunction, new: int, past: int) -> None:
     """Compares probabilities for random scores with what the fitted function gives."""
-    shape = probe.shape(region.raw, new, past)
+    shape = _no_scores(probe, region, new, past).shape
     raw = np.random.default_rng(new * 1009 + past).standard_normal(shape) * 2.0 / max(function.scale, 1e-3)
     raw = raw.astype(probe.dtype(region.raw))
-    actual = _logits(probe, region, raw, new, past)[1]
-    expected = attend_probabilities(function, _heads_first(raw, new), past)
+    actual = _logits(probe, region, raw, past)[1]
+    expected = attend_probabilities(function, raw.astype(np.float64), past)
     error = float(np.max(np.abs(actual - expected))) if actual.shape == expected.shape else float("inf")
     if not error <= (5e-3 if raw.dtype == np.float16 else 1e-4):
         raise NotConvertible(

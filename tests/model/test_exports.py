@@ -1,5 +1,5 @@
 """Exports of further architectures and of model code written by hand (make_exports.py): each converted model, packed
-and ragged, equals its source; the ones that no op can express are refused; faults put into them do not pass verification.
+and ragged, equals its source; what no op can express is refused; faults put into them do not pass verification.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ MODELS = {
     "interleaved_pack__old": Expected(2, 8, 8),
     "transposed_keys__old": Expected(2, 8, 8),
     "rotated_after_cache__old": Expected(4, 8, 8),
+    "shared_fused__old": Expected(1, 8, 8),
     "packed_alibi__old": Expected(4, 8, 8, alibi=True),
     "biogpt__ts": Expected(4, 8, 8),
     "exaone4__ts": Expected(2, 8, 8, windows=(12, None)),
