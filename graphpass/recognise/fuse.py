@@ -64,14 +64,11 @@ class Fuser:
         for operand, form in ((site.query, query), (site.key, key)):
             if not self._proven(operand, form, cos, sin):
                 return None
-        kind = self._probe.dtype(query.value)
         return replace(
             site,
             query=_moved_up(site.query, query),
             key=_moved_up(site.key, key),
-            rotary=Rotary(
-                cos=cos.astype(kind), sin=sin.astype(kind), interleaved=query.interleaved, offset=query.offset
-            )
+            rotary=Rotary(cos=cos, sin=sin, interleaved=query.interleaved, offset=query.offset)
             if query.width
             else None,
             q_norm=query.weight,
@@ -227,15 +224,19 @@ class Fuser:
                 out = self._run(operand, form.place, np.broadcast_to(x, (tokens, operand.heads, operand.size)), past)
                 cos.append(out[:, 0, first] / factor)
                 sin.append(out[:, 0, second] / pair_gain(form, operand, first, second))
-            self._tables[key] = (np.concatenate(cos), np.concatenate(sin))
+            kind = self._probe.dtype(form.value)
+            self._tables[key] = (np.concatenate(cos).astype(kind), np.concatenate(sin).astype(kind))
         return self._tables[key]
 
-    def _structural_inputs(self, operand: Operand, value: ir.Value) -> frozenset[str]:
+    def _structural_inputs(self, operand: Operand, value: ir.Value) -> tuple[bytes, ...]:
+        """What tells regions with the same tables: the structural values they read, at two sizes."""
         view = self._probe.view
-        names: set[str] = set()
+        found: dict[ir.Value, None] = {}
         for node in view.between([value], operand.value):  # type: ignore[arg-type]
-            names.update(v.name or "" for v in node_inputs(node) if not view.taint(v) and not is_constant(v))
-        return frozenset(names)
+            found.update((v, None) for v in node_inputs(node) if not view.taint(v) and not is_constant(v))
+        sizes = ((3, 5), (1, self._longest - 1)) if self._probe.has_past else ((7, 0), (min(self._longest, 64), 0))
+        arrays = [array for size in sizes for array in self._probe.structural(list(found), *size)] if found else []
+        return tuple(sorted({array.tobytes() for array in arrays if array.dtype.kind == "f"}))
 
     def _proven(self, operand: Operand, form: HeadForm, cos: Array, sin: Array) -> bool:
         """Random vectors at many sizes, around every constant that the region's tables reach."""

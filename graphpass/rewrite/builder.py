@@ -21,6 +21,7 @@ class Builder:
         self._prefix = prefix
         self._used = {v.name for n in graph for v in n.outputs} | set(graph.initializers)
         self._used |= {v.name for v in graph.inputs}
+        self._by_identity: dict[int, tuple[Array, ir.Value]] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
 
     def name(self, stem: str) -> str:
@@ -34,6 +35,10 @@ class Builder:
 
     def constant(self, array: Array, stem: str = "constant") -> ir.Value:
         """An initializer with the array's data."""
+        known = self._by_identity.get(id(array))
+        if known is not None:
+            return known[1]
+        given = array
         array = np.asarray(array, order="C")  # ascontiguousarray would make a scalar one-dimensional
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self._constants:
@@ -43,6 +48,8 @@ class Builder:
             value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
             self.graph.register_initializer(value)
             self._constants[key] = value
+        if given.nbytes > 1 << 16:  # large tables come by the same array in every layer
+            self._by_identity[id(given)] = (given, self._constants[key])
         return self._constants[key]
 
     def node(

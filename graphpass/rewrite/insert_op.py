@@ -109,7 +109,11 @@ def insert_attention(
         "block_table": inputs.block_tables[group],
         "slot_mapping": _slots(builder, place, inputs),
         "attention_metadata": inputs.metadata,
-        **{name: builder.constant(array.astype(kind), name) for name, array in weights.items() if array is not None},
+        **{
+            name: builder.constant(np.asarray(array, kind), name)
+            for name, array in weights.items()
+            if array is not None
+        },
     }
     attributes = attributes_of(site)
     own = spec.needs_pagegraft_domain(
