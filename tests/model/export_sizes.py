@@ -58,7 +58,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
     },
     "diffllama": {},
-    "doge": {},
+    "doge": {"num_hidden_layers": 1},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, **MOE},
     "ernie4_5": {"head_dim": 8},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},

@@ -28,7 +28,7 @@ import onnx
 import onnxruntime as ort
 import torch
 from export_modules import BATCH, TOKENS, CacheShape
-from export_sizes import ARCHITECTURES, LAYERS, SIZES, VOCAB
+from export_sizes import ARCHITECTURES, SIZES, VOCAB
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -114,8 +114,7 @@ def example(shapes: list[CacheShape], new: int, past: int, batch: int) -> list[t
 
 def export(wrapped: Any, shapes: list[CacheShape], file: Path, *, dynamo: bool, opset: int) -> None:
     """Writes the model."""
-    each = len(shapes) // LAYERS
-    kinds = ("key", "value") if each > 1 else ("key_value",)
+    kinds = ("key", "value") if len(shapes[0]) == 4 else ("key_value",)
     pasts = [f"past_key_values.{i // len(kinds)}.{kinds[i % len(kinds)]}" for i in range(len(shapes))]
     names = ["input_ids", "attention_mask", "position_ids", *pasts]
     presents = [n.replace("past_key_values", "present") for n in pasts]
