@@ -73,7 +73,9 @@ class Evaluator:
                 values = session.run(None, {name: by_name[name] for name in used})
             except Exception as error:  # onnxruntime raises untyped exceptions
                 raise Unevaluable(
-                    f"onnxruntime fails on a part of the source: {first_line(error)}", wanted[0].name or ""
+                    f"onnxruntime fails on a part of the source: {first_line(error)}",
+                    wanted[0].name or "",
+                    kind="broken-source",
                 ) from None
             results.update({o.name: v for o, v in zip(wanted, values, strict=True)})
         return [results[o.name] for o in outputs]
@@ -139,7 +141,9 @@ class Evaluator:
             session = ort.InferenceSession(proto.SerializeToString(), options)
         except Exception as error:
             raise Unevaluable(
-                f"onnxruntime does not load a part of the source: {first_line(error)}", wanted[0].name or ""
+                f"onnxruntime does not load a part of the source: {first_line(error)}",
+                wanted[0].name or "",
+                kind="broken-source",
             ) from None
         return session, [i.name for i in inputs]
 

@@ -261,8 +261,8 @@ def attend_probabilities(function: ScoreFunction, raw_HTK: Array, past: int) -> 
 def _prove(probe: Probe, region: ScoreRegion, function: ScoreFunction, new: int, past: int) -> None:
     """Compares probabilities for random scores with what the fitted function gives."""
     shape = _no_scores(probe, region, new, past).shape
-    raw = np.random.default_rng(new * 1009 + past).standard_normal(shape) * 2.0 / max(function.scale, 1e-3)
-    raw = raw.astype(probe.dtype(region.raw))
+    spread = 2.0 / max(function.scale, 1e-3)
+    raw = np.asarray(np.random.default_rng(new * 1009 + past).standard_normal(shape) * spread, probe.dtype(region.raw))
     actual = _logits(probe, region, raw, past)[1]
     expected = attend_probabilities(function, raw.astype(np.float64), past)
     error = float(np.max(np.abs(actual - expected))) if actual.shape == expected.shape else float("inf")
