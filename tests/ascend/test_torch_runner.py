@@ -11,7 +11,10 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
+from pagegraft.custom_ops.ascend.emulation import Device, paged_attention
+from pagegraft.custom_ops.ascend.torch.op import _as_numpy, _as_tensor
 from pagegraft.custom_ops.manifest import CUMULATIVE, INPUT_IDS, LOGITS_INDICES, PAST, POSITION_IDS, Manifest
+from pagegraft.custom_ops.spec import INPUTS, OP_TYPE, PAGEGRAFT_DOMAIN, AttentionAttributes
 from pagegraft.graphpass import ConvertOptions, convert
 from pagegraft.runtime.config import EngineConfig
 from pagegraft.runtime.demo.errors import DemoError
@@ -22,6 +25,7 @@ from pagegraft.runtime.engine.plan import BlockCopy
 from pagegraft.runtime.llm import LLM
 from pagegraft.runtime.model.runner import Feeds, KVGroup, ModelRunner
 from pagegraft.runtime.model.session import OnnxRunner
+from pagegraft.runtime.model.torch_ops import Inputs, Node, Outputs
 from pagegraft.runtime.sampling import SamplingParams
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -97,6 +101,28 @@ def test_logits_are_onnxruntime_s(folders: Path, name: str) -> None:
     folder = _converted(folders, name)
     manifest = Manifest.load(folder)
     want = _steps(OnnxRunner(folder, manifest, num_threads=1), manifest)
+    got = _steps(TorchRunner(folder, manifest, num_threads=1), manifest)
+    for a, b in zip(got, want, strict=True):
+        assert np.abs(a - b).max() <= 2e-4 * b.std()
+
+
+@pytest.mark.parametrize("name", ["llama_gqa__dyn18", "gpt_oss__opt"])
+def test_the_ascend_kernel_inside_a_model(folders: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same steps with every PagedAttention node on emulated vector cores, rotary embedding left in the graph."""
+    from pagegraft.runtime.model import torch_layers
+    from pagegraft.runtime.model.torch_runner import TorchRunner
+
+    def on_emulated_cores(node: Node, inputs: Inputs) -> Outputs:
+        feeds = {s.name: _as_numpy(t.contiguous()) for s, t in zip(INPUTS, inputs, strict=False) if t is not None}
+        attributes = AttentionAttributes.from_dict(node.attributes)
+        outputs, _ = paged_attention(feeds, attributes, Device(min_split_tokens=64), in_place=True)
+        return (_as_tensor(outputs["output"]), inputs[3], inputs[4])[: len(node.outputs)]
+
+    folder = folders / f"{name}-plain"
+    convert(ZOO / name, folder, ConvertOptions(verify=False, fuse=False))
+    manifest = Manifest.load(folder)
+    want = _steps(OnnxRunner(folder, manifest, num_threads=1), manifest)
+    monkeypatch.setitem(torch_layers.OPERATORS, (PAGEGRAFT_DOMAIN, OP_TYPE), on_emulated_cores)
     got = _steps(TorchRunner(folder, manifest, num_threads=1), manifest)
     for a, b in zip(got, want, strict=True):
         assert np.abs(a - b).max() <= 2e-4 * b.std()
