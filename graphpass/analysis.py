@@ -92,7 +92,7 @@ def analyse(model: ir.Model, options: ConvertOptions, *, max_positions: int | No
     limits = [site.score.limit for site in sites if site.score.limit is not None]
     structure = plan_structure(probe, sites, min([longest, *limits]))
     bound = min([n for n in (structure.limit, max_positions, *limits) if n is not None], default=UNSTATED_BOUND)
-    if options.fuse:
+    if options.fuse and options.target != "ascend":  # its kernel has neither rotary embedding nor norms
         fuser = Fuser(probe, bound)
         sites = [fuser.fuse(site) for site in sites]
         if any(site.rotary is not None for site in sites):

@@ -66,6 +66,13 @@ def _check_ascend(analysis: Analysis) -> None:
             kind="target",
         )
     for site in analysis.sites:
+        if site.rotary is not None or site.q_norm is not None:
+            raise NotConvertible(
+                "the Ascend kernel has no rotary embedding or q/k norm, and this model has them in its attention node",
+                site.node.name or "",
+                "export the model without fused attention, or use --target cpu",
+                kind="target",
+            )
         for size in (site.key.size, site.value.size):
             if size % 16:
                 raise NotConvertible(
