@@ -60,10 +60,12 @@ class Fuser:
     def _try(self, site: AttentionSite, query: HeadForm, key: HeadForm) -> AttentionSite | None:
         if query.width * self._longest * 4 > _LARGEST_TABLES:
             return None
-        cos, sin = self._sweep(site.key, key)
+        source = (key.shape, self._structural_inputs(site.key, key.value))
+        cos, sin = self._tables.get(source) or self._sweep(site.key, key)
         for operand, form in ((site.query, query), (site.key, key)):
             if not self._proven(operand, form, cos, sin):
                 return None
+        self._tables[source] = (cos, sin)  # only now: a wrong form sweeps wrong tables
         return replace(
             site,
             query=_moved_up(site.query, query),
@@ -207,26 +209,23 @@ class Fuser:
 
     def _sweep(self, operand: Operand, form: HeadForm) -> tuple[Array, Array]:
         """Cosine and sine tables `[positions, width / 2]` at every position, from one vector that shows both."""
-        key = (form.shape, self._structural_inputs(operand, form.value))
         if form.width == 0:
             return np.zeros((0, 0)), np.zeros((0, 0))
-        if key not in self._tables:
-            first, second = pairs(form.interleaved, form.offset, form.width)
-            x = np.zeros(operand.size)
-            x[first] = 1.0
-            factor = form.gain
-            if form.weight is not None:
-                factor = form.weight[first] / np.sqrt(len(first) / operand.size + form.epsilon)
-            cos, sin = [], []
-            step = _SWEEP if self._probe.has_past else self._longest
-            for past in range(0, self._longest, step):
-                tokens = min(step, self._longest - past)
-                out = self._run(operand, form.place, np.broadcast_to(x, (tokens, operand.heads, operand.size)), past)
-                cos.append(out[:, 0, first] / factor)
-                sin.append(out[:, 0, second] / pair_gain(form, operand, first, second))
-            kind = self._probe.dtype(form.value)
-            self._tables[key] = (np.concatenate(cos).astype(kind), np.concatenate(sin).astype(kind))
-        return self._tables[key]
+        first, second = pairs(form.interleaved, form.offset, form.width)
+        x = np.zeros(operand.size)
+        x[first] = 1.0
+        factor = form.gain
+        if form.weight is not None:
+            factor = form.weight[first] / np.sqrt(len(first) / operand.size + form.epsilon)
+        cos, sin = [], []
+        step = _SWEEP if self._probe.has_past else self._longest
+        for past in range(0, self._longest, step):
+            tokens = min(step, self._longest - past)
+            out = self._run(operand, form.place, np.broadcast_to(x, (tokens, operand.heads, operand.size)), past)
+            cos.append(out[:, 0, first] / factor)
+            sin.append(out[:, 0, second] / pair_gain(form, operand, first, second))
+        kind = self._probe.dtype(form.value)
+        return np.concatenate(cos).astype(kind), np.concatenate(sin).astype(kind)
 
     def _structural_inputs(self, operand: Operand, value: ir.Value) -> tuple[bytes, ...]:
         """What tells regions with the same tables: the structural values they read, at two sizes."""

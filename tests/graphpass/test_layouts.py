@@ -92,3 +92,35 @@ def test_norms_are_spelled_as_onnxruntime_fuses_them(tmp_path: Path) -> None:
     ops = [n.op_type for n in onnx.load(tmp_path / "optimised.onnx").graph.node]
     assert ops.count("SimplifiedLayerNormalization") == 2
     assert not {"Sqrt", "Reciprocal"} & set(ops)
+
+
+def _norm(g: d.Graph, x: str, width: int) -> str:
+    mean = g.op("ReduceMean", g.op("Mul", x, x), axes=[-1])
+    root = g.op("Sqrt", g.op("Add", mean, g.constant(1e-5, "float32")))
+    gain = g.constant(1.0 + 0.3 * g.rng.standard_normal(width), "float32")
+    return g.op("Mul", g.op("Div", x, root), gain)
+
+
+def _normed_rotary(g: d.Graph, x: str, positions: str, total: str) -> str:
+    return d.rotary(g, _norm(g, x, d.SIZE), positions, total)
+
+
+class _NormAcrossHeads(d.Decoder):
+    def _heads(self, g: d.Graph, hidden: str) -> str:
+        flat = _norm(g, g.op("MatMul", hidden, g.weight(d.WIDTH, d.WIDTH)), d.WIDTH)
+        return g.op("Transpose", g.op("Reshape", flat, g.integers(0, 0, d.HEADS, d.SIZE)), perm=[0, 2, 1, 3])
+
+
+@pytest.mark.parametrize(
+    ("model", "fused"),
+    [
+        (d.Decoder(rotate=_normed_rotary, learned_positions=False), ("rotary", "q norm", "k norm")),
+        (_NormAcrossHeads(rotate=d.rotary, learned_positions=False), ("rotary",)),
+    ],
+    ids=["each head", "across heads"],
+)
+def test_norms_before_rotary(model: d.Decoder, fused: tuple[str, ...], tmp_path: Path) -> None:
+    """A norm of each head goes into the op; one across heads, which the op cannot do, stays and rotary still goes."""
+    report = convert(model.save(tmp_path / "source"), tmp_path / "out", OPTIONS)
+    assert [layer.fused for layer in report.layers] == [fused] * 2
+    assert report.verification["difference"] < 1e-4
