@@ -128,10 +128,6 @@ std::string check_caches(const Config& c, const Call& call, const Sizes& s) {
                  "shape [N, B, " + to_string(s.G) + ", " + to_string(c.cache == Type::kInt4 ? (s.D + 1) / 2 : s.D) + "]",
                  "shape " + shape_text(key_cache));
   }
-  if (s.N * s.B > INT32_MAX) {
-    return wrong(contract::kKeyCache, "at most 2^31 - 1 slots, which int32 slot numbers can name",
-                 "shape " + shape_text(key_cache));
-  }
   if (c.latent) return {};
   const int64_t v_width = c.cache == Type::kInt4 ? (s.Dv + 1) / 2 : s.Dv;
   if (!has_shape(value_cache, {s.N, s.B, s.G, v_width})) {

@@ -84,7 +84,8 @@ std::int64_t output_width(const Inference& inference, const Shape& query, Type c
   const std::int64_t groups = inference.attribute("kv_num_heads");
   const std::int64_t latent_head = inference.attribute("v_head_size");
   Shape value, value_cache, key;
-  if (heads < 1 || groups < 1) return -1;
+  constexpr std::int64_t kMost = 1 << 20;  // beyond sense; keeps the products below from overflowing
+  if (heads < 1 || groups < 1 || heads > kMost || latent_head > kMost) return -1;
   if (latent_head > 0) return heads * latent_head;
   if (inference.input(contract::kValue, &value)) return value.known(1) ? value.dims[1] / groups * heads : -1;
   if (inference.input(contract::kValueCache, &value_cache)) {
