@@ -15,7 +15,7 @@ import onnx
 from ..engine.errors import ConfigurationError
 from .torch_types import torch_type
 
-__all__ = ["OPERATORS", "Inputs", "Node", "Outputs", "Tensor", "attributes_of", "integers", "operator_of"]
+__all__ = ["OPERATORS", "Inputs", "Node", "Operator", "Outputs", "Tensor", "attributes_of", "integers", "operator_of"]
 
 Tensor = Any
 Inputs = Sequence[Any]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pagegraft.custom_ops.ascend.emulation import Device, paged_attention
 from pagegraft.custom_ops.ascend.torch.op import _as_numpy, _as_tensor
 from pagegraft.custom_ops.manifest import CUMULATIVE, INPUT_IDS, LOGITS_INDICES, PAST, POSITION_IDS, Manifest
-from pagegraft.custom_ops.spec import INPUTS, OP_TYPE, PAGEGRAFT_DOMAIN, AttentionAttributes
+from pagegraft.custom_ops.spec import INPUTS, MICROSOFT_DOMAIN, OP_TYPE, PAGEGRAFT_DOMAIN, AttentionAttributes
 from pagegraft.graphpass import ConvertOptions, convert
 from pagegraft.runtime.config import EngineConfig
 from pagegraft.runtime.demo.errors import DemoError
@@ -25,7 +25,7 @@ from pagegraft.runtime.engine.plan import BlockCopy
 from pagegraft.runtime.llm import LLM
 from pagegraft.runtime.model.runner import Feeds, KVGroup, ModelRunner
 from pagegraft.runtime.model.session import OnnxRunner
-from pagegraft.runtime.model.torch_ops import Inputs, Node, Outputs
+from pagegraft.runtime.model.torch_ops import Inputs, Node, Operator, Outputs
 from pagegraft.runtime.sampling import SamplingParams
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -106,26 +106,70 @@ def test_logits_are_onnxruntime_s(folders: Path, name: str) -> None:
         assert np.abs(a - b).max() <= 2e-4 * b.std()
 
 
-@pytest.mark.parametrize("name", ["llama_gqa__dyn18", "gpt_oss__opt"])
-def test_the_ascend_kernel_inside_a_model(folders: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same steps with every PagedAttention node on emulated vector cores, rotary embedding left in the graph."""
+def _on_emulated_cores(device: Device) -> Operator:
+    def run(node: Node, inputs: Inputs) -> Outputs:
+        feeds = {s.name: _as_numpy(t.contiguous()) for s, t in zip(INPUTS, inputs, strict=False) if t is not None}
+        attributes = AttentionAttributes.from_dict(node.attributes)
+        outputs, _ = paged_attention(feeds, attributes, device, in_place=True)
+        return (_as_tensor(outputs["output"]), inputs[3], inputs[4])[: len(node.outputs)]
+
+    return run
+
+
+def _compare_on_emulated_cores(folder: Path, device: Device, tolerance: float, patch: pytest.MonkeyPatch) -> None:
+    """The steps with every PagedAttention node on emulated cores, against onnxruntime with the CPU kernel."""
     from pagegraft.runtime.model import torch_layers
     from pagegraft.runtime.model.torch_runner import TorchRunner
 
-    def on_emulated_cores(node: Node, inputs: Inputs) -> Outputs:
-        feeds = {s.name: _as_numpy(t.contiguous()) for s, t in zip(INPUTS, inputs, strict=False) if t is not None}
-        attributes = AttentionAttributes.from_dict(node.attributes)
-        outputs, _ = paged_attention(feeds, attributes, Device(min_split_tokens=64), in_place=True)
-        return (_as_tensor(outputs["output"]), inputs[3], inputs[4])[: len(node.outputs)]
-
-    folder = folders / f"{name}-plain"
-    convert(ZOO / name, folder, ConvertOptions(verify=False, fuse=False))
     manifest = Manifest.load(folder)
     want = _steps(OnnxRunner(folder, manifest, num_threads=1), manifest)
-    monkeypatch.setitem(torch_layers.OPERATORS, (PAGEGRAFT_DOMAIN, OP_TYPE), on_emulated_cores)
+    for domain in (PAGEGRAFT_DOMAIN, MICROSOFT_DOMAIN):
+        patch.setitem(torch_layers.OPERATORS, (domain, OP_TYPE), _on_emulated_cores(device))
     got = _steps(TorchRunner(folder, manifest, num_threads=1), manifest)
     for a, b in zip(got, want, strict=True):
-        assert np.abs(a - b).max() <= 2e-4 * b.std()
+        assert np.abs(a - b).max() <= tolerance * b.std()
+
+
+@pytest.mark.parametrize("name", ["llama_gqa__dyn18", "gpt_oss__opt"])
+def test_the_ascend_kernel_inside_a_model(folders: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folders / f"{name}-plain"
+    convert(ZOO / name, folder, ConvertOptions(verify=False, fuse=False))
+    _compare_on_emulated_cores(folder, Device(min_split_tokens=64), 2e-4, monkeypatch)
+
+
+@pytest.mark.parametrize("cube", [False, True])
+def test_a_float16_model_converted_for_ascend(tmp_path: Path, cube: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ZOO / "qwen3__opt", tmp_path / "source")
+    _in_half(tmp_path / "source" / "model.onnx")
+    convert(tmp_path / "source", tmp_path / "out", ConvertOptions(verify=False, target="ascend"))
+    model = onnx.load(tmp_path / "out" / "model.onnx")
+    nodes = [node for node in model.graph.node if node.op_type == OP_TYPE]
+    names = {attribute.name for node in nodes for attribute in node.attribute}
+    assert nodes
+    assert not names & {"do_rotary", "q_norm_weight"}, "what the kernel lacks stays in the graph"
+    _compare_on_emulated_cores(tmp_path / "out", Device(cube=cube), 2e-2, monkeypatch)
+
+
+def _in_half(path: Path) -> None:
+    """Rewrites a float32 model's weights, constants, casts and interface to float16."""
+    model = onnx.load(path)
+    float32, float16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
+    tensors = [*model.graph.initializer]
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                tensors.append(attribute.t)
+            elif (node.op_type, attribute.name, attribute.i) == ("Cast", "to", float32):
+                attribute.i = float16
+    for tensor in tensors:
+        if tensor.data_type == float32:
+            values = onnx.numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.tensor_type.elem_type == float32:
+            value.type.tensor_type.elem_type = float16
+    del model.graph.value_info[:]
+    onnx.save(model, path)
 
 
 def test_engine_generates_the_same_tokens(folders: Path) -> None:
