@@ -50,7 +50,6 @@ def serve(
     options = ServerOptions(
         model_name=name, api_key=api_key, request_timeout=request_timeout, drain_seconds=drain_seconds
     )
-    typer.echo(f"{name} at http://{host}:{port} (chat page), http://{host}:{port}/v1 (OpenAI), /metrics, /health")
     run_server(
         model,
         options,

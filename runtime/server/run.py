@@ -20,4 +20,6 @@ def run_server(
     """Loads the model, serves until SIGINT or SIGTERM, then drains. `settings` as for LLM."""
     llm = AsyncLLM(model, max_unfinished=max_unfinished, **settings)
     app = create_app(llm, options)
+    address = f"http://{host}:{port}"
+    print(f"{options.model_name} at {address} (chat page), {address}/v1 (OpenAI), /metrics, /health", flush=True)
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=int(options.drain_seconds))

@@ -14,6 +14,7 @@ from pagegraft.custom_ops.manifest import Manifest
 from pagegraft.runtime import LLM, EngineConfig, SamplingParams
 from pagegraft.runtime.config import Settings
 from pagegraft.runtime.engine.errors import ConfigurationError, RequestError, StepError
+from pagegraft.runtime.model import session
 from pagegraft.runtime.model.runner import Feeds
 from pagegraft.runtime.model.session import OnnxRunner
 from pagegraft.runtime.sampling.errors import SamplingParamsError
@@ -254,19 +255,15 @@ def test_a_step_that_fails_for_one_request_fails_that_one_alone(synthetic_model:
         assert all(pool.num_owned == 0 for pool in llm.engine.scheduler.cache.pools)
 
 
-def test_tables_and_steps_of_every_width(synthetic_model: Build) -> None:
-    """One token a block: the tables of six long sequences are wider than any buffer that is kept."""
-    rng = random.Random(8)
-    items = [[rng.randrange(VOCAB) for _ in range(length)] for length in (3000, 2990, 3, 2900, 3001, 2800, 2950)]
-    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-    with LLM(synthetic_model(), num_blocks=20_000, block_size=1, max_num_batched_tokens=300) as llm:
-        requests, widest = llm._submit([{"prompt_token_ids": p} for p in items], params), 0
-        while llm.engine.has_work:
-            llm.engine.step()
-            widest = max(widest, llm.engine.runner._bound["block_table"][0].nbytes)  # type: ignore[attr-defined]
-        outputs = [list(request.output().outputs[0].token_ids) for request in requests]
-        assert outputs == [continuation(p, 60) for p in items]
-        assert widest > 65_536
+def test_inputs_too_large_for_a_buffer_that_is_kept(synthetic_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_LARGEST_BUFFER", 100)
+    with LLM(synthetic_model(), num_blocks=900, block_size=1, max_num_batched_tokens=30) as llm:
+        items = prompts(8, 4, longest=60)
+        assert ask(llm, items) == [continuation(p, 24, eos=EOS) for p in items]
+        kept = {name for name, _ in llm.engine.runner._buffers}  # type: ignore[attr-defined]
+        assert "past_sequence_lengths" in kept
+        assert "block_table" not in kept  # a row of 26 blocks is too large already
+        assert all(buffer.nbytes <= 100 for buffer, _ in llm.engine.runner._buffers.values())  # type: ignore[attr-defined]
 
 
 def test_a_small_budget_alone_lowers_the_number_of_sequences(synthetic_model: Build) -> None:
