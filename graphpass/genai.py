@@ -47,9 +47,9 @@ def write_genai_config(
         "state_groups": [_state_group(group) for group in manifest.groups],
     }
     model = {
-        "type": config.get("model_type", "llama"),
         "vocab_size": manifest.vocab_size,
         "context_length": length,
+        **({"type": config["model_type"]} if "model_type" in config else {}),
         **{key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None},
         "decoder": decoder,
     }
