@@ -140,7 +140,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 8},
     "olmo": {"clip_qkv": 1.5},
     "olmo3": {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]},
-    "openai-gpt": {"n_embd": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 128},
     "persimmon": {},
     "phimoe": {"head_dim": 8, **MOE},
     "qwen2_moe": {"shared_expert_intermediate_size": 32, **MOE},
@@ -152,9 +151,4 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": 12},
     "vaultgemma": {"head_dim": 8, "sliding_window": 12, "query_pre_attn_scalar": 16},
     "xglm": {"d_model": HIDDEN, "num_layers": LAYERS, "attention_heads": HEADS, "ffn_dim": 48},
-    # With state that is no cache of tokens: must be refused.
-    "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1},
-    "mamba": {"state_size": 8},
-    "recurrent_gemma": {"lru_width": 32, "attention_window_size": 16, "block_types": ["recurrent", "attention"]},
-    "rwkv": {"attention_hidden_size": 32},
 }

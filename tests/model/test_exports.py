@@ -159,6 +159,23 @@ def test_refused(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_probabilities_with_two_sets_of_values_are_refused(tmp_path: Path) -> None:
+    """As differential attention has them; here the difference of two mixtures by the same probabilities."""
+    model = onnx.load(SOURCES / "transposed_keys__old" / "model.onnx")
+    nodes = model.graph.node
+    (softmax, *_) = [n for n in nodes if n.op_type == "Softmax"]
+    (mixing,) = [n for n in nodes if softmax.output[0] in n.input]
+    place = list(nodes).index(mixing)
+    mixed, mixing.output[0] = mixing.output[0], "mixed_first"
+    nodes.insert(place + 1, helper.make_node("Tanh", [mixing.input[1]], ["second_values"]))
+    nodes.insert(place + 2, helper.make_node("MatMul", [softmax.output[0], "second_values"], ["mixed_second"]))
+    nodes.insert(place + 3, helper.make_node("Sub", ["mixed_first", "mixed_second"], [mixed]))
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(NotConvertible, match="2 sets of values") as failure:
+        convert(tmp_path / "model.onnx", tmp_path / "out")
+    assert (failure.value.kind, failure.value.node) == ("score", softmax.name)
+
+
 # --- faults ----------------------------------------------------------------------------------------------------------
 
 Fault = Callable[[onnx.NodeProto], None]
