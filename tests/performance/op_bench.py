@@ -28,16 +28,21 @@ from other_attentions import (
 )
 
 Run = Callable[[], None]
+_SPINNING_SECONDS = 0.03
 Figures = dict[str, float]
 
 
 def medians(contenders: Mapping[str, Run], rounds: int) -> dict[str, float]:
-    """Median seconds of each contender; all take turns in every round."""
+    """Median seconds of each contender; all take turns in every round.
+
+    The threads of an onnxruntime session go on spinning for a while after a run and would take the cores from whoever
+    comes next: each turn waits for that to end, then runs once unmeasured to wake its own threads.
+    """
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for run in contenders.values():
-        run()
     for _ in range(rounds):
         for name, run in contenders.items():
+            time.sleep(_SPINNING_SECONDS)
+            run()
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)
@@ -128,7 +133,7 @@ def small(machine: Machine, threads: int, rounds: int) -> Figures:
     """One token through 24 layers of a tiny model (4 query and 2 KV heads of 16), microseconds a layer."""
     layers = 24
     runs = {f"threads{n}": small_chain(layers, threads=n) for n in (1, threads)}
-    t = medians(runs, rounds * 30)
+    t = medians(runs, rounds * 10)
     return {f"small_us_per_layer_{name}": seconds / layers * 1e6 for name, seconds in t.items()}
 
 
