@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from typing import Any
 
 import numpy as np
 from op_calls import Feeds, copied, make_feeds, make_session, run_bound
 from pagegraft.custom_ops import library_path
+from pagegraft.custom_ops.doctor import chosen_isa
 from pagegraft.custom_ops.reference import paged_attention
 from pagegraft.custom_ops.spec import AttentionAttributes
 
@@ -47,9 +47,7 @@ def poison(feeds: Feeds) -> None:
 
 def main() -> None:
     """Prints `isa NAME`, then `ok` or `wrong` with the check's name."""
-    library = ctypes.CDLL(str(library_path()))
-    library.pagegraft_isa.restype = ctypes.c_char_p
-    print("isa", library.pagegraft_isa().decode())
+    print("isa", chosen_isa(library_path()))
 
     def report(name: str, good: object) -> None:
         print("ok" if good else "wrong", name)
