@@ -2,8 +2,9 @@
 // or by the other sequences: so results are bitwise the same for any of those. Threads take units as they get free.
 //
 // Few query rows on a KV head (decoding): one group for the whole sequence, all heads together, cut into ranges of
-// kFewRange positions. Many rows (prefill, absorbed latent attention): a group for each KV head and about kManyRows query
-// rows, cut into long ranges only where one sequence would otherwise keep a single core busy. Ranges lie on a fixed grid.
+// kFewRange or kFewRangeLong positions by its length. Many rows (prefill, absorbed latent attention): a group for each KV
+// head and about kManyRows query rows, cut into long ranges only where one sequence would otherwise keep a single core
+// busy. Ranges lie on a fixed grid.
 #include "plan.h"
 
 #include <algorithm>
@@ -11,7 +12,11 @@
 namespace pagegraft {
 namespace {
 
+// A range starts with a tile that nobody has fetched ahead, so long ones are faster; short ones give a short sequence
+// enough ranges for several cores.
 constexpr std::int64_t kFewRange = 512;
+constexpr std::int64_t kFewRangeLong = 1024;  // at most kMaxTile of isa/query_rows.inl
+constexpr std::int64_t kLongSequence = 4096;
 constexpr std::int64_t kManyRows = 512;
 constexpr std::int64_t kManyRange = 8192;
 constexpr std::int64_t kManyRangeFewTokens = 1024;  // when a step brings so few rows that only ranges can be shared out
@@ -60,7 +65,7 @@ void Plan::add_sequence(const Step& step, std::int64_t sequence) {
     group.few = true;
     group.tokens = static_cast<std::int32_t>(tokens);
     group.heads = static_cast<std::int32_t>(s.G);
-    add_group(step, group, kFewRange);
+    add_group(step, group, step.total_tokens(sequence) < kLongSequence ? kFewRange : kFewRangeLong);
     return;
   }
   const std::int64_t tile = std::max<std::int64_t>(1, kManyRows / heads_per_kv);

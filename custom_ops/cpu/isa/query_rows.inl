@@ -29,7 +29,7 @@ void load_query(const Step& step, std::int64_t token, std::int64_t head, const f
 }
 
 // Positions that one Tile can hold.
-constexpr std::int64_t kMaxTile = 512;
+constexpr std::int64_t kMaxTile = 1024;
 
 // Where the keys and values of consecutive positions lie; heads are reached by adding head * head_stride.
 struct Tile {
