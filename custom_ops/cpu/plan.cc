@@ -16,7 +16,7 @@ namespace {
 // enough ranges for several cores.
 constexpr std::int64_t kFewRange = 512;
 constexpr std::int64_t kFewRangeLong = 1024;  // at most kMaxTile of isa/query_rows.inl
-constexpr std::int64_t kLongSequence = 4096;
+constexpr std::int64_t kLongSequence = 2048;
 constexpr std::int64_t kManyRows = 512;
 constexpr std::int64_t kManyRange = 8192;
 constexpr std::int64_t kManyRangeFewTokens = 1024;  // when a step brings so few rows that only ranges can be shared out
