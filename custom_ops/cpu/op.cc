@@ -235,7 +235,7 @@ Status* create_kernel(const ort::CustomOp* op, const Api* api, const ort::Kernel
 Status* compute_kernel(void* kernel, KernelContext* context);
 
 Status* infer_shapes(const ort::CustomOp* op, ort::ShapeInferContext* context) {
-  infer_output_shapes(variant(op).api, context, variant(op).cache);
+  infer_output_shapes(variant(op).api, context);
   return nullptr;
 }
 

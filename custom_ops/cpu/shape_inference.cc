@@ -79,7 +79,7 @@ class Inference {
 };
 
 // Width of the output, or -1 when the inputs' shapes do not tell.
-std::int64_t output_width(const Inference& inference, const Shape& query, Type cache) {
+std::int64_t output_width(const Inference& inference, const Shape& query) {
   const std::int64_t heads = inference.attribute("num_heads");
   const std::int64_t groups = inference.attribute("kv_num_heads");
   const std::int64_t latent_head = inference.attribute("v_head_size");
@@ -89,18 +89,20 @@ std::int64_t output_width(const Inference& inference, const Shape& query, Type c
   if (latent_head > 0) return heads * latent_head;
   if (inference.input(contract::kValue, &value)) return value.known(1) ? value.dims[1] / groups * heads : -1;
   if (inference.input(contract::kValueCache, &value_cache)) {
-    return value_cache.known(3) && cache != Type::kInt4 ? value_cache.dims[3] * heads : -1;
+    // Two int4 values share a byte, so the width does not tell an odd size. onnxruntime calls the inference of the
+    // first variant for all of them: only the node's own types say what the cache holds.
+    return value_cache.known(3) && value_cache.type != ort::kUint8 ? value_cache.dims[3] * heads : -1;
   }
   return query.known(1) && inference.input(contract::kKey, &key) ? query.dims[1] : -1;  // LATENT with Dv = D
 }
 
 }  // namespace
 
-void infer_output_shapes(const Api* api, ShapeInferContext* context, Type cache) {
+void infer_output_shapes(const Api* api, ShapeInferContext* context) {
   const Inference inference(api, context);
   Shape query;
   if (inference.input(contract::kQuery, &query) && query.dims.size() == 2) {
-    const std::int64_t width = output_width(inference, query, cache);
+    const std::int64_t width = output_width(inference, query);
     if (width > 0) {
       Shape out = query;
       out.dims[1] = width;

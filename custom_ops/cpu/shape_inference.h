@@ -2,10 +2,9 @@
 #pragma once
 
 #include "ort_abi.h"
-#include "paged_attention.h"
 
 namespace pagegraft {
 
-void infer_output_shapes(const ort::Api* api, ort::ShapeInferContext* context, Type cache);
+void infer_output_shapes(const ort::Api* api, ort::ShapeInferContext* context);
 
 }  // namespace pagegraft
