@@ -1,6 +1,7 @@
 // Output shapes for onnxruntime's graph; see shape_inference.cc.
 #pragma once
 
+#include "contract.h"
 #include "ort_abi.h"
 
 namespace pagegraft {
