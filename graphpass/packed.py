@@ -46,12 +46,18 @@ class PackedModel:
         threads: int = 1,
         exposed: Sequence[str] = (),
     ) -> None:
-        """`threads` 0 is one a core. `exposed` are further outputs of the graph, kept in `last_exposed` by a step."""
+        """`threads` 0 is one a core. `exposed` are further outputs of the graph, kept in `last_exposed` by a step.
+
+        Raises VerificationError when onnxruntime cannot load the model.
+        """
         self._exposed = tuple(exposed)
         self.last_exposed: dict[str, Array] = {}
         options = session_options(optimise=True, threads=threads)
         custom_ops.register(options)
-        self.session = ort.InferenceSession(str(model), options)
+        try:
+            self.session = ort.InferenceSession(str(model), options)
+        except Exception as error:  # onnxruntime raises untyped exceptions
+            raise VerificationError(f"the converted model does not load in onnxruntime: {first_line(error)}") from None
         self.manifest = manifest
         self.block_size = block_size
         self._sequences: dict[int, _Sequence] = {}
@@ -67,13 +73,19 @@ class PackedModel:
             self._binding.bind_ortvalue_output(name.replace("past_key_values", "present"), value)
 
     def step(self, work: Sequence[tuple[int, Sequence[int]]]) -> list[Array]:
-        """Computes the next tokens of each (sequence id, tokens). Returns each one's logits `[tokens, vocab]`."""
+        """Computes the next tokens of each (sequence id, tokens). Returns each one's logits `[tokens, vocab]`.
+
+        Raises VerificationError when the model fails.
+        """
         feeds = self._feeds(work)
         for name, array in feeds.items():
             self._binding.bind_cpu_input(name, array)
         for name in (*self._exposed, names.LOGITS):
             self._binding.bind_output(name)
-        self.session.run_with_iobinding(self._binding)
+        try:
+            self.session.run_with_iobinding(self._binding)
+        except Exception as error:  # onnxruntime raises untyped exceptions
+            raise VerificationError(f"the converted model fails on a step: {first_line(error)}") from None
         found = self._binding.get_outputs()[len(self._caches) :]  # in the order of binding
         *exposed, logits = (value.numpy() for value in found)
         self.last_exposed = dict(zip(self._exposed, exposed, strict=True))
