@@ -12,10 +12,10 @@ demo: $(STAMP)
 	$(BIN)/pagegraft demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests --numprocesses 2 --dist loadfile
 
 test-slow: $(TORCH)
-	$(BIN)/python -m pytest tests -m slow -rs
+	$(BIN)/python -m pytest tests -m slow -rs --numprocesses 2 --dist loadfile
 
 check: lint check-types
 
