@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import entry_points
+from typing import NoReturn
 
 import typer
 from rich.console import Console
@@ -29,11 +30,19 @@ def _application() -> typer.Typer:
 
 
 def main() -> None:
-    """Runs the command line. Exits with 1 and one line on stderr for an error of ours."""
+    """Runs the command line. Exits with 1 and one line on stderr for an error of ours or of the operating system."""
     try:
         _application()()
     except PagegraftError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"pagegraft: {error}", markup=False)
-        sys.exit(1)
+        _complain(str(error))
     except BrokenPipeError:
         sys.exit(1)
+    except OSError as error:
+        # What no command foresaw: a full disk, a folder without permission, a file that vanished.
+        place = f"{error.filename}: " if error.filename is not None else ""
+        _complain(f"{place}{error.strerror or error}")
+
+
+def _complain(text: str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"pagegraft: {text}", markup=False)
+    sys.exit(1)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from .errors import ManifestError
+from .spec import MAX_BLOCK_SIZE
 
 __all__ = [
     "CUMULATIVE",
@@ -28,6 +29,7 @@ __all__ = [
     "block_table_name",
     "cache_name",
     "file_digest",
+    "is_block_size",
     "slot_mapping_name",
 ]
 
@@ -163,9 +165,15 @@ class Manifest:
         try:
             raw["groups"] = tuple(CacheGroup(**{**g, "layers": tuple(g["layers"])}) for g in raw["groups"])
             raw["layers"] = tuple(CacheLayer(**layer) for layer in raw["layers"])
-            return cls(**raw)
+            manifest = cls(**raw)
         except (KeyError, TypeError) as error:
             raise ManifestError(f"{path} is damaged ({error}); convert the source model again") from None
+        if not is_block_size(manifest.default_block_size):
+            raise ManifestError(
+                f"{path} has default_block_size {manifest.default_block_size!r}, which is no power of two up to "
+                f"{MAX_BLOCK_SIZE}; convert the source model again"
+            )
+        return manifest
 
 
 def _check_data_file(path: Path, facts: Mapping[str, Any], *, by_digest: bool) -> None:
@@ -183,3 +191,8 @@ def file_digest(path: Path) -> str:
     """sha256 of a file, in hexadecimal, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_block_size(value: object) -> bool:
+    """Whether a value is a number of tokens that a block may have: a power of two up to `spec.MAX_BLOCK_SIZE`."""
+    return isinstance(value, int) and 1 <= value <= MAX_BLOCK_SIZE and value & (value - 1) == 0

@@ -1,6 +1,6 @@
 """Rewrites every attention of an exported ONNX decoder into one PagedAttention node over packed tokens."""
 
-from .errors import NotConvertible, OutputError, SourceError, VerificationError
+from .errors import NotConvertible, OptionError, OutputError, SourceError, VerificationError
 from .options import ConvertOptions
 from .passes import PagedAttentionPass
 from .pipeline import convert, inspect, verify
@@ -9,6 +9,7 @@ from .report import Report
 __all__ = [
     "ConvertOptions",
     "NotConvertible",
+    "OptionError",
     "OutputError",
     "PagedAttentionPass",
     "Report",

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from pagegraft.custom_ops.errors import PagegraftError
+from pagegraft.custom_ops.files import check_writable
 from rich.console import Console
 from rich.table import Table
 
@@ -49,9 +50,13 @@ def _convert(
     report: Annotated[Path | None, typer.Option(help="Also write the report as JSON to this file.")] = None,
 ) -> None:
     """Convert an exported ONNX decoder into a paged one."""
+    from .errors import OutputError
     from .options import ConvertOptions
     from .pipeline import convert
 
+    # A report inside the new folder has its place only once the model is converted.
+    if report is not None and out.resolve() not in report.resolve().parents:
+        check_writable(report, OutputError)
     if target not in ("cpu", "ort-cuda", "ascend"):
         raise typer.BadParameter(f"{target} is none of cpu, ort-cuda, ascend", param_hint="--target")
     options = ConvertOptions(
@@ -133,9 +138,12 @@ def _inspect(
     max_positions: Annotated[int | None, typer.Option(help="Longest context in tokens.")] = None,
 ) -> None:
     """Say whether models can be converted, and if not why. Exit status 1 when one cannot."""
+    from .errors import OutputError
     from .options import ConvertOptions
     from .pipeline import inspect
 
+    if report is not None:
+        check_writable(report, OutputError)
     options = ConvertOptions(max_positions=max_positions)
     models = _models(source)
     results: list[dict[str, Any]] = []

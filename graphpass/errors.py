@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pagegraft.custom_ops.errors import PagegraftError
 
-__all__ = ["KvCacheError", "NotConvertible", "OutputError", "SourceError", "VerificationError"]
+__all__ = ["KvCacheError", "NotConvertible", "OptionError", "OutputError", "SourceError", "VerificationError"]
 
 
 class SourceError(PagegraftError, ValueError):
     """The source folder or file is not a readable ONNX model."""
+
+
+class OptionError(PagegraftError, ValueError):
+    """Options of a conversion that cannot work."""
 
 
 class OutputError(PagegraftError, ValueError):

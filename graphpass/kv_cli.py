@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pagegraft.custom_ops.files import check_writable
 from rich.console import Console
 
 __all__ = ["print_caches", "register"]
@@ -27,12 +28,16 @@ def _calibrate(
 ) -> None:
     """Compute static scales for a quantised cache; use them by: pagegraft convert SOURCE OUT --kv-scales FILE."""
     from .calibrate import calibrate
+    from .errors import KvCacheError
     from .kv_cache import form_of
+    from .output import SCALES_FILE
 
     form = form_of(kv_dtype, kv_quant)
-    out = model / "kv_scales.json" if out is None else out
+    if out is not None:
+        check_writable(out, KvCacheError)
     with Console(stderr=True).status("running the model over the text"):
         scales = calibrate(model, text, form)
+    out = model / SCALES_FILE if out is None else out
     scales.save(out)
     typer.echo(f"wrote {out}: {form.dtype} {kv_quant} scales of {len(scales.layers)} layers, from {scales.origin}")
     typer.echo(f"use them: pagegraft convert SOURCE OUT --kv-dtype {kv_dtype} --kv-scales {out}")

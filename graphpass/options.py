@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
+
+from pagegraft.custom_ops.manifest import is_block_size
+from pagegraft.custom_ops.spec import MAX_BLOCK_SIZE
+
+from .errors import OptionError
 
 __all__ = ["ConvertOptions", "Target"]
 
@@ -13,7 +18,7 @@ Target = Literal["cpu", "ort-cuda", "ascend"]
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """What `convert` does beyond the rewrite itself.
+    """What `convert` does beyond the rewrite itself. Raises OptionError for values that cannot work.
 
     `fuse`: take rotary embedding and q/k norm into the op where they are proven equal by evaluation.
     `verify`: run source and converted model side by side before the output folder appears.
@@ -36,3 +41,11 @@ class ConvertOptions:
     kv_dtype: str | None = None
     kv_quant: str | None = None
     kv_scales: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.target not in get_args(Target):
+            raise OptionError(f"target '{self.target}' is unknown; there are: {', '.join(get_args(Target))}")
+        if self.max_positions is not None and not (isinstance(self.max_positions, int) and self.max_positions >= 1):
+            raise OptionError(f"max_positions={self.max_positions!r}: must be a whole number of at least 1")
+        if not is_block_size(self.block_size):
+            raise OptionError(f"block_size={self.block_size!r}: must be a power of two up to {MAX_BLOCK_SIZE}")

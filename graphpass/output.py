@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,11 +14,21 @@ import onnx_ir as ir
 from pagegraft.custom_ops import manifest as names
 
 from .errors import OutputError
+from .genai import CONFIG_FILE
 from .normalise import Source, external_tensors
 
-__all__ = ["MODEL_FILE", "check_output", "data_file_facts", "new_folder", "save_with_data", "write_model"]
+__all__ = [
+    "MODEL_FILE",
+    "SCALES_FILE",
+    "check_output",
+    "data_file_facts",
+    "new_folder",
+    "save_with_data",
+    "write_model",
+]
 
 MODEL_FILE = "model.onnx"
+SCALES_FILE = "kv_scales.json"
 #: Weights inside the .onnx file are moved to a data file of their own above this many bytes.
 _LARGEST_INLINE = 256 << 20
 _CARRIED = (
@@ -35,34 +46,91 @@ _CARRIED = (
 )
 
 
+#: What a folder of ours may hold beside the files that its manifest names. Scales are where `calibrate` puts them.
+_OURS = frozenset({*_CARRIED, names.MANIFEST_FILE, CONFIG_FILE, SCALES_FILE})
+
+
 def check_output(out: Path, source: Source) -> None:
-    """Raises OutputError when `out` must not be written: a file, other content, or the source itself."""
-    if out.resolve() == source.folder.resolve():
-        raise OutputError(f"{out} is the source's own folder; name another output folder")
-    if out.is_file():
-        raise OutputError(f"{out} is a file; name a folder for the converted model")
-    if out.is_dir() and any(out.iterdir()) and not (out / names.MANIFEST_FILE).is_file():
-        raise OutputError(f"{out} exists and holds other content; name a new folder, or empty this one")
+    """Raises OutputError when the resolved `out` must not be written.
+
+    That is a file, a folder that holds anything but an earlier conversion, or one that holds the source.
+    """
+    for place in (source.folder.resolve(), source.file.resolve().parent):
+        if place == out:
+            raise OutputError(f"{out} is the source's own folder; name another output folder")
+        if out in place.parents:
+            raise OutputError(f"{out} holds the source {source.file}; name another output folder")
+    nearest = next(place for place in (out, *out.parents) if place.exists())
+    if not nearest.is_dir():
+        raise OutputError(f"{nearest} is a file; name a folder for the converted model")
+    _check_replaceable(out)
+
+
+def _check_replaceable(out: Path) -> None:
+    """Raises OutputError when there is an `out` with anything in it that no conversion wrote."""
+    if not out.is_dir():
+        return
+    if out.samefile("."):
+        raise OutputError(f"{out} is the current folder, which cannot be replaced; name a folder in it")
+    ours = _files_of_conversion(out)
+    for entry in sorted(out.rglob("*")):
+        name = entry.relative_to(out).as_posix()
+        inner = entry.is_dir() and not entry.is_symlink()
+        if name not in ours and not (inner and any(file.startswith(f"{name}/") for file in ours)):
+            raise OutputError(f"{out} exists and holds other content ({name}); name a new folder, or empty this one")
+
+
+def _files_of_conversion(out: Path) -> frozenset[str]:
+    """Paths within `out` of what its manifest says was written there; none without a manifest."""
+    try:
+        raw = json.loads((out / names.MANIFEST_FILE).read_text(encoding="utf-8"))
+        return _OURS | {str(raw["model_file"])} | {Path(name).as_posix() for name in raw["data_files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return frozenset()
 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A fresh folder beside `out` that takes its place when the block succeeds, and vanishes when it does not."""
-    out.parent.mkdir(parents=True, exist_ok=True)
+    """A fresh folder beside `out` that takes its place when the block succeeds, and vanishes when it does not.
+
+    An earlier conversion's calibrated scales stay. Raises OutputError when the folder cannot be made or replaced.
+    """
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    with _as_output_error(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
     try:
         yield partial
-        if out.is_dir():
-            old = out.parent / f".{out.name}.old-{os.getpid()}"
-            out.rename(old)
-            partial.rename(out)
-            shutil.rmtree(old)
-        else:
-            partial.rename(out)
+        _check_replaceable(out)
+        with _as_output_error(out):
+            _take_place(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _as_output_error(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{out} cannot be written ({error.strerror}); name another output folder") from None
+
+
+def _take_place(partial: Path, out: Path) -> None:
+    if not out.is_dir():
+        partial.rename(out)
+        return
+    if (out / SCALES_FILE).is_file():
+        shutil.copyfile(out / SCALES_FILE, partial / SCALES_FILE)
+    old = out.parent / f".{out.name}.old-{os.getpid()}"
+    out.rename(old)
+    try:
+        partial.rename(out)
+    except OSError:
+        old.rename(out)
+        raise
+    shutil.rmtree(old)
 
 
 def write_model(model: ir.Model, source: Source, folder: Path, *, link: bool) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,17 +65,19 @@ def convert(
 ) -> Report:
     """Converts the model at `source` (a folder or an .onnx file) into the new folder `out`.
 
+    An earlier conversion at `out` is replaced; a folder with anything else in it, or the source, never is.
     Raises SourceError, OutputError, KvCacheError, NotConvertible or VerificationError; nothing is written then.
     """
     options = options or ConvertOptions()
-    found, out, request = find_model(Path(source)), Path(out), read_request(options)
+    found, out, request = find_model(Path(source)), Path(out).resolve(), read_request(options)
     check_output(out, found)
     progress(f"reading {found.file.name}")
     model = load(found)
     if is_paged(model):
         if request is not None:
             raise KvCacheError(f"{found.file} is paged already and its caches stay as they are: leave out --kv-dtype")
-        return convert_paged(found, out, model, options, progress)
+        with _nothing_written():
+            return convert_paged(found, out, model, options, progress)
     nodes = model.graph.num_nodes()
     normalise(model)
     progress("recognising attention")
@@ -84,7 +87,7 @@ def convert(
     oracles = source_slices(analysis, progress=progress) if sliced else []
     progress(f"rewriting {len(analysis.sites)} attentions")
     layers = rewrite(model, analysis, options.target)
-    with new_folder(out) as folder:
+    with _nothing_written(), new_folder(out) as folder:
         progress("writing the converted model")
         files = write_model(model, found, folder, link=options.link)
         manifest = _manifest(found, folder, files, analysis, layers, options)
@@ -118,6 +121,15 @@ def convert(
         inputs_after=tuple(v.name or "" for v in model.graph.inputs),
         verification=verification,
     )
+
+
+@contextmanager
+def _nothing_written() -> Iterator[None]:
+    """Says of a failed verification what it means for a conversion."""
+    try:
+        yield
+    except VerificationError as error:
+        raise VerificationError(f"{error}; nothing was written: please report this model") from None
 
 
 def _manifest(
@@ -206,8 +218,7 @@ def _verify(
         )
         place = where.sentence() if where is not None else "all attentions agree by themselves"
         raise VerificationError(
-            f"the converted model does not compute what {source.file} computes ({result.sentence()}); {place}; "
-            "nothing was written: please report this model"
+            f"the converted model does not compute what {source.file} computes ({result.sentence()}); {place}"
         )
     progress(result.sentence())
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -23,9 +24,11 @@ from .cli_options import (
     TopK,
     TopP,
 )
+from .engine.errors import ConfigurationError, StepError
 
 if TYPE_CHECKING:
     from .llm import LLM
+    from .outputs import RequestOutput
     from .sampling import SamplingParams
 
 __all__ = ["register"]
@@ -97,26 +100,39 @@ def generate(
         elif len(prompt) == 1:
             _stream_text(llm, prompt[0], params)
         else:
-            for text, output in zip(prompt, llm.generate(prompt, params), strict=True):
+            outputs = llm.generate(prompt, params)
+            for text, output in zip(prompt, outputs, strict=True):
                 typer.echo(f"> {text}\n{output.outputs[0].text.strip()}\n")
+            _check_finished(outputs)
 
 
 def _stream_text(llm: LLM, prompt: Any, params: SamplingParams) -> str:
-    """Prints an answer as it comes; returns it."""
+    """Prints an answer as it comes; returns it. Raises StepError when the model fails on it."""
     text = ""
+    output = None
     for output in llm.stream([prompt], params):
         new = output.outputs[0].text[len(text) :]
         text += new
         sys.stdout.write(new)
         sys.stdout.flush()
     sys.stdout.write("\n")
+    sys.stdout.flush()
+    _check_finished([] if output is None else [output])
     return text
+
+
+def _check_finished(outputs: Sequence[RequestOutput]) -> None:
+    """Raises StepError when the model failed on a request, after what there is of the outputs was printed."""
+    errors = [choice.error or "" for output in outputs for choice in output.outputs if choice.finish_reason == "error"]
+    if errors:
+        raise StepError(f"{len(errors)} of {len(outputs)} requests failed: {errors[0]}")
 
 
 def _print_json(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
     import json
 
-    for output in llm.generate(prompts, params):
+    outputs = llm.generate(prompts, params)
+    for output in outputs:
         choice = output.outputs[0]
         typer.echo(
             json.dumps(
@@ -126,12 +142,14 @@ def _print_json(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
                     "token_ids": list(choice.token_ids),
                     "finish_reason": choice.finish_reason,
                     "stop_reason": choice.stop_reason,
+                    "error": choice.error,
                     "num_prompt_tokens": len(output.prompt_token_ids),
                     "num_cached_tokens": output.num_cached_tokens,
                 },
                 ensure_ascii=False,
             )
         )
+    _check_finished(outputs)
 
 
 def chat(
@@ -154,12 +172,13 @@ def chat(
     """Talks with a model through its own chat template: a line is a turn, an empty line or Ctrl-D ends."""
     from .text import ChatTemplate
 
+    own_template = None if chat_template is None else _read_template(chat_template)
     with _load(
         model, kv_memory=kv_memory, num_threads=threads, device=device, num_speculative_tokens=speculative_tokens
     ) as llm:
         template = llm.model.text.chat_template
-        if chat_template is not None:
-            template = ChatTemplate(chat_template.read_text(encoding="utf-8"), llm.model.text.special_tokens)
+        if own_template is not None:
+            template = ChatTemplate(own_template, llm.model.text.special_tokens)
         params = _params(llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
         messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         while line := _read_line():
@@ -167,6 +186,14 @@ def chat(
             ids = llm.tokenizer.encode(template.render(messages), add_special_tokens=False)
             answer = _stream_text(llm, {"prompt_token_ids": ids}, params)
             messages.append({"role": "assistant", "content": answer})
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigurationError(f"{path} cannot be read as text ({reason}); give a jinja2 file") from None
 
 
 def _read_line() -> str:

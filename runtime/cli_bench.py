@@ -43,7 +43,7 @@ def bench(
     no_prefix_caching: Annotated[bool, typer.Option("--no-prefix-caching", help="Share no blocks.")] = False,
 ) -> None:
     """Measures a model: throughput, latency, KV utilisation, and on request against static batches."""
-    from .bench.command import BenchOptions
+    from .bench.command import BenchOptions, parse_batches
     from .bench.command import bench as run
     from .bench.workload import LengthRange, WorkloadOptions
     from .config import EngineConfig
@@ -68,7 +68,6 @@ def bench(
         trace=trace,
         seed=seed,
     )
-    batches = tuple(int(part) for part in baseline_batch.split(","))
     run(
         model,
         config,
@@ -76,7 +75,7 @@ def bench(
             workload=workload,
             ignore_eos=ignore_eos,
             baseline=baseline,
-            baseline_batches=batches,
+            baseline_batches=parse_batches(baseline_batch),
             source=source,
             output=output,
         ),

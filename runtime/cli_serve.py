@@ -15,7 +15,7 @@ __all__ = ["serve"]
 def serve(
     model: Model,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")] = 8000,
     model_name: Annotated[Optional[str], typer.Option("--model-name", help="What clients call the model.")] = None,  # noqa: UP045
     api_key: Annotated[
         Optional[str],  # noqa: UP045

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
+from ..custom_ops.manifest import is_block_size
+from ..custom_ops.spec import MAX_BLOCK_SIZE
 from .engine.errors import ConfigurationError
 
 __all__ = ["Device", "EngineConfig", "Settings"]
@@ -71,8 +73,8 @@ class EngineConfig:
             raise ConfigurationError(
                 f"num_speculative_tokens={self.num_speculative_tokens!r}: must be a whole number of at least 0"
             )
-        if self.block_size is not None and self.block_size & (self.block_size - 1):
-            raise ConfigurationError(f"block_size={self.block_size}: must be a power of two")
+        if self.block_size is not None and not is_block_size(self.block_size):
+            raise ConfigurationError(f"block_size={self.block_size}: must be a power of two up to {MAX_BLOCK_SIZE}")
         if self.device not in get_args(Device):
             raise ConfigurationError(f"device '{self.device}' is unknown; there are: {', '.join(get_args(Device))}")
         if self.device != "cpu" and self.shared_memory is not None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ..errors import ContractError
+from ..files import check_writable
 from .backends import Backend, load_backend
 from .cases import GROUPS, Case, all_cases
 from .report import print_summary, succeeded, write_json, write_junit
@@ -50,6 +51,9 @@ class Reports:
 
 def run(backend_name: str, selection: Selection, reports: Reports, *, imported: Path | None = None) -> bool:
     """Runs cases, or the vectors of a folder, and prints the summary. False when something failed."""
+    for report in (reports.json, reports.junit):
+        if report:
+            check_writable(report, ContractError)
     backend = load_backend(backend_name)
     xfails = read_xfails(reports.xfails) if reports.xfails else ()
     if imported is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 from pagegraft.custom_ops import spec
+from pagegraft.custom_ops.ascend.backend import AscendEmulatorBackend
 
 from ..errors import NotConvertible
 from .builder import Builder
@@ -57,9 +58,10 @@ def _check_microsoft_contract(analysis: Analysis) -> None:
 
 
 def _check_ascend(analysis: Analysis) -> None:
-    """The Ascend kernel takes half-precision inputs and whole 32-byte rows."""
-    kind = analysis.compute_dtype.numpy()
-    if kind.itemsize != 2:
+    """What the Ascend kernel takes is what its backend declares."""
+    can = AscendEmulatorBackend().capabilities()
+    kind = str(analysis.compute_dtype.numpy())
+    if kind not in can.compute_dtypes:
         raise NotConvertible(
             f"the Ascend kernel has no {kind} paged attention",
             hint="export the model in float16",
@@ -74,9 +76,10 @@ def _check_ascend(analysis: Analysis) -> None:
                 kind="target",
             )
         for size in (site.key.size, site.value.size):
-            if size % 16:
+            if size % can.head_size_multiple or size > can.max_head_size:
                 raise NotConvertible(
-                    f"the Ascend kernel needs head sizes that are multiples of 16, not {size}",
+                    f"the Ascend kernel needs head sizes that are multiples of {can.head_size_multiple} up to "
+                    f"{can.max_head_size}, not {size}",
                     site.node.name or "",
                     "use --target cpu",
                     kind="target",

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ...custom_ops.files import check_writable
 from ..config import EngineConfig
 from ..engine.errors import ConfigurationError
 from ..loading import LoadedModel, load_engine
@@ -19,12 +20,12 @@ from .measure import BenchResult, Percentiles, run_workload
 from .static_baseline import BaselineResult, StaticModel, best_baseline, find_model
 from .workload import LengthRange, WorkloadOptions, make_workload
 
-__all__ = ["BenchOptions", "bench"]
+__all__ = ["BenchOptions", "bench", "parse_batches"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchOptions:
-    """What to run. baseline: None or "static"; source: the unconverted model, by default what the manifest names.
+    """What to run. baseline: None or "static", which needs `source`, the unconverted model.
 
     output: where the JSON goes, "-" for standard output; None prints a table.
     """
@@ -42,12 +43,13 @@ def bench(path: Path, config: EngineConfig, options: BenchOptions) -> dict[str, 
 
     Raises ConfigurationError for options that cannot work.
     """
-    if options.baseline not in (None, "static"):
-        raise ConfigurationError(f"--baseline {options.baseline} is unknown; there is: static")
+    _check(options)
     console = Console(stderr=options.output == "-")
     model = load_engine(path, config)
     workload = make_workload(options.workload, model.manifest.vocab_size)
-    static = _static_model(model, config, options) if options.baseline else None
+    static = None
+    if options.baseline and options.source is not None:
+        static = StaticModel(find_model(options.source), num_threads=config.num_threads)
     _warm_up(model)
     result = run_workload(model.engine, workload, ignore_eos=options.ignore_eos, kv_bytes=model.kv_bytes)
     figures = result.to_dict()
@@ -67,6 +69,14 @@ def bench(path: Path, config: EngineConfig, options: BenchOptions) -> dict[str, 
     return figures
 
 
+def parse_batches(text: str) -> tuple[int, ...]:
+    """Batch sizes written like "8,16". Raises ConfigurationError."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigurationError(f"'{text}' are no batch sizes; write them like 8,16") from None
+
+
 def _warm_up(model: LoadedModel) -> None:
     """Two steps, so that nothing first-time is measured."""
     workload = make_workload(
@@ -76,14 +86,18 @@ def _warm_up(model: LoadedModel) -> None:
     run_workload(model.engine, workload, ignore_eos=True, kv_bytes=0)
 
 
-def _static_model(model: LoadedModel, config: EngineConfig, options: BenchOptions) -> StaticModel:
-    named = options.source or model.manifest.source.get("path")
-    if named is None:
-        raise ConfigurationError("the manifest does not say where the unconverted model is; give it with --source")
-    source = Path(named)
-    if not source.exists():
-        raise ConfigurationError(f"the unconverted model {source} is not there any more; give it with --source")
-    return StaticModel(find_model(source), num_threads=config.num_threads)
+def _check(options: BenchOptions) -> None:
+    """Raises ConfigurationError for what would fail only after the measurement, or not at all."""
+    if options.baseline not in (None, "static"):
+        raise ConfigurationError(f"--baseline {options.baseline} is unknown; there is: static")
+    if options.baseline and options.source is None:
+        raise ConfigurationError("--baseline static runs the unconverted model; give it with --source")
+    if options.source is not None and not options.source.exists():
+        raise ConfigurationError(f"the unconverted model {options.source} does not exist; give it with --source")
+    if not options.baseline_batches or min(options.baseline_batches) < 1:
+        raise ConfigurationError("a batch of the baseline has at least 1 request; give sizes like 8,16")
+    if options.output not in (None, "-"):
+        check_writable(Path(options.output), ConfigurationError)
 
 
 def _report(

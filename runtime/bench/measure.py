@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.engine import Engine
+from ..engine.errors import StepError
 from ..engine.request import Request, RequestInput
 from ..sampling import SamplingParams
 from .workload import BenchRequest
@@ -84,7 +85,10 @@ class _Seen:
 
 
 def run_workload(engine: Engine, workload: Sequence[BenchRequest], *, ignore_eos: bool, kv_bytes: int) -> BenchResult:
-    """Runs all requests, greedily, each entering at its arrival; returns when the last has ended."""
+    """Runs all requests, greedily, each entering at its arrival; returns when the last has ended.
+
+    Raises StepError when the model failed on one of them: figures of such a run mean nothing.
+    """
     before = _counters(engine)
     times: dict[str, _Times] = {}
     requests: list[Request] = []
@@ -107,6 +111,9 @@ def run_workload(engine: Engine, workload: Sequence[BenchRequest], *, ignore_eos
         seen.utilisation.append(engine.kv_utilisation())
         seen.running.append(len(engine.scheduler.running))
     seen.seconds = time.perf_counter() - start
+    errors = [r.choices[0].error or "" for r in requests if r.choices[0].sequence.finish_reason == "error"]
+    if errors:
+        raise StepError(f"{len(errors)} of {len(requests)} requests failed: {errors[0]}")
     seen.counts = [now - then for now, then in zip(_counters(engine), before, strict=True)]
     return _result(requests, list(times.values()), seen, kv_bytes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,7 @@ class BenchRequest:
 class WorkloadOptions:
     """rate: requests a second (Poisson); None lets all arrive at once. trace: a file of JSON lines with `arrival`,
     `prompt_len` and `output_len`, which replaces rate, lengths and number. shared_prefix: tokens that all prompts
-    begin with, beside their own length."""
+    begin with, beside their own length. Raises ConfigurationError for numbers that make no workload."""
 
     requests: int = 100
     prompt_len: LengthRange = LengthRange(16, 512)
@@ -61,6 +62,13 @@ class WorkloadOptions:
     trace: Path | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name, least in (("requests", 1), ("shared_prefix", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ConfigurationError(f"{name}={getattr(self, name)}: must be at least {least}")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise ConfigurationError(f"rate={self.rate}: must be a positive number of requests a second")
+
 
 def make_workload(options: WorkloadOptions, vocab_size: int) -> list[BenchRequest]:
     """The requests in order of arrival. Raises ConfigurationError for a trace that cannot be read."""
@@ -69,7 +77,7 @@ def make_workload(options: WorkloadOptions, vocab_size: int) -> list[BenchReques
         rows = _read_trace(options.trace)
     else:
         count = options.requests
-        gaps = rng.exponential(1.0 / options.rate, count) if options.rate else np.zeros(count)
+        gaps = np.zeros(count) if options.rate is None else rng.exponential(1.0 / options.rate, count)
         rows = list(
             zip(
                 np.cumsum(gaps).tolist(),
@@ -92,10 +100,19 @@ def _read_trace(path: Path) -> list[tuple[float, int, int]]:
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.strip():
                 entry = json.loads(line)
-                rows.append((float(entry["arrival"]), int(entry["prompt_len"]), int(entry["output_len"])))
+                rows.append(_trace_row(entry))
+        if not rows:
+            raise ValueError("it has no lines")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{path} is no trace ({type(error).__name__}: {error}); each line must be like "
             '{"arrival": 0.5, "prompt_len": 64, "output_len": 32}'
         ) from error
     return sorted(rows)
+
+
+def _trace_row(entry: dict[str, Any]) -> tuple[float, int, int]:
+    arrival, prompt, output = float(entry["arrival"]), int(entry["prompt_len"]), int(entry["output_len"])
+    if not (0 <= arrival < float("inf") and prompt >= 1 and output >= 1):
+        raise ValueError(f"arrival {arrival}, prompt_len {prompt} or output_len {output} is too small or no number")
+    return arrival, prompt, output

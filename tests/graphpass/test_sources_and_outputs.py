@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import decoder as d
 import onnx
@@ -13,6 +14,7 @@ from pagegraft.custom_ops.manifest import Manifest
 from pagegraft.graphpass import (
     ConvertOptions,
     NotConvertible,
+    OptionError,
     OutputError,
     SourceError,
     VerificationError,
@@ -79,6 +81,91 @@ def test_other_content_is_never_overwritten(tmp_path: Path) -> None:
     assert Manifest.load(out).layers
 
 
+def test_files_beside_an_earlier_conversion_are_kept(tmp_path: Path) -> None:
+    source, out = external(tmp_path / "source"), tmp_path / "out"
+    convert(source, out, OPTIONS)
+    for name in ("thesis.txt", "config.json/mine.txt", "src/model.onnx"):
+        extra = out / name
+        extra.parent.mkdir(exist_ok=True)
+        extra.write_text("mine")
+        with pytest.raises(OutputError, match="other content"):
+            convert(source, out, OPTIONS)
+        assert extra.read_text() == "mine"
+        extra.unlink()
+        if extra.parent != out:
+            extra.parent.rmdir()
+    (out / "kv_scales.json").write_text("mine")
+    convert(source, out, OPTIONS)
+    assert (out / "kv_scales.json").read_text() == "mine"
+    assert (out / "model.onnx.data").is_file()
+
+
+def test_an_output_that_holds_the_source(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(d.Decoder().save(tmp_path / "other"), out, OPTIONS)
+    (out / "src").mkdir()
+    source = d.Decoder().save(out / "src" / "m")
+    for named in (source, source / "model.onnx"):
+        with pytest.raises(OutputError, match="holds the source"):
+            convert(named, out, OPTIONS)
+    linked = tmp_path / "linked"
+    linked.symlink_to(source)
+    with pytest.raises(OutputError, match="holds the source"):
+        convert(linked, out, OPTIONS)
+    assert (source / "model.onnx").is_file()
+
+
+def test_an_output_through_a_link_or_below_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = d.Decoder().save(tmp_path / "source")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    convert(source, tmp_path / "link", OPTIONS)
+    assert Manifest.load(tmp_path / "real").layers
+    assert (tmp_path / "link").is_symlink()
+    (tmp_path / "file").write_text("mine")
+    for out in ("file", "file/x", "file/x/y"):
+        with pytest.raises(OutputError, match="is a file"):
+            convert(source, tmp_path / out, OPTIONS)
+    monkeypatch.chdir(tmp_path / "real")
+    with pytest.raises(OutputError, match="current folder"):
+        convert(source, ".", OPTIONS)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "link", "real", "source"]
+
+
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = d.Decoder().save(tmp_path / "source"), tmp_path / "out"
+    convert(source, out, OPTIONS)
+    before = (out / "pagegraft.json").read_bytes()
+    rename = Path.rename
+
+    def busy(self: Path, target: Path) -> Path:
+        if ".partial-" in self.name:
+            raise OSError(16, "Device or resource busy")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", busy)
+    with pytest.raises(OutputError, match="busy"):
+        convert(source, out, OPTIONS)
+    assert (out / "pagegraft.json").read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"block_size": 15}, "power of two up to 512"),
+        ({"block_size": 0}, "power of two"),
+        ({"block_size": 1024}, "power of two"),
+        ({"max_positions": -5}, "at least 1"),
+        ({"max_positions": 0}, "at least 1"),
+        ({"target": "abacus"}, "ort-cuda"),
+    ],
+)
+def test_options_that_cannot_work(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        ConvertOptions(**wrong)
+
+
 def test_interrupted_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = external(tmp_path / "source")
 
@@ -123,7 +210,7 @@ def test_slices_catch_a_wrong_window(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(score, "_prove", lambda *_: None)
     monkeypatch.setattr(pipeline, "too_large_to_run", lambda _: True)
     source = d.Decoder(visible=d.window(6)).save(tmp_path / "source")
-    with pytest.raises(VerificationError, match="layer 0"):
+    with pytest.raises(VerificationError, match=r"layer 0.*nothing was written"):
         convert(source, tmp_path / "out", OPTIONS)
     assert not (tmp_path / "out").exists()
 

@@ -14,6 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+from pagegraft.custom_ops.manifest import Manifest
 from pagegraft.graphpass import ConvertOptions, NotConvertible, convert
 from test_element_types import in_type
 
@@ -64,7 +65,7 @@ def test_stock_cuda_model(name: str, tmp_path: Path) -> None:
     [
         ("ort-cuda", d.Decoder(), False, "float32"),
         ("ort-cuda", d.Decoder(scores=d.alibi((0.5, 0.25, 0.125, 0.0625))), True, "ALiBi"),
-        ("ascend", d.Decoder(), False, "float32"),
+        ("ascend", d.Decoder(), False, "multiples of 16"),
         ("ascend", d.Decoder(), True, "multiples of 16"),
     ],
 )
@@ -75,3 +76,17 @@ def test_limits_of_targets(target: str, model: d.Decoder, in_half: bool, words: 
         convert(source, tmp_path / "out", options)
     assert caught.value.kind == "target"
     assert not (tmp_path / "out").exists()
+
+
+def test_ascend_takes_what_its_kernel_declares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ConvertOptions(target="ascend", max_positions=96)
+    monkeypatch.setattr(d, "SIZE", 16)
+    monkeypatch.setattr(d, "WIDTH", 16 * d.HEADS)
+    report = convert(d.Decoder().save(tmp_path / "source"), tmp_path / "out", options)
+    assert report.verification["verified"]
+    manifest = Manifest.load(tmp_path / "out")
+    assert (manifest.target, manifest.compute_dtype) == ("ascend", "float32")
+    monkeypatch.setattr(d, "SIZE", 272)
+    monkeypatch.setattr(d, "WIDTH", 272 * d.HEADS)
+    with pytest.raises(NotConvertible, match="up to 256, not 272"):
+        convert(d.Decoder().save(tmp_path / "large"), tmp_path / "refused", options)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from pagegraft.graphpass import ConvertOptions, convert
+from pagegraft.custom_ops import main
+from pagegraft.custom_ops.manifest import file_digest
+from pagegraft.graphpass import ConvertOptions, VerificationError, convert, verify
 
 SOURCES = Path(__file__).parents[1] / "data" / "zoo"
 PAGEGRAFT = str(Path(sys.executable).parent / "pagegraft")
@@ -25,6 +29,23 @@ def fails(*arguments: str | Path) -> str:
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("pagegraft: ")
     return lines[0]
+
+
+@pytest.fixture
+def fails_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Like `fails`, in this process, which is quicker: for what is refused before any model runs."""
+
+    def run(*arguments: str | Path) -> str:
+        monkeypatch.setattr(sys, "argv", [PAGEGRAFT, *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main.main()
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert caught.value.code == 1
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("pagegraft: ")
+        return lines[0]
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +97,115 @@ def test_output_folder_with_other_content(tmp_path: Path) -> None:
     (tmp_path / "out" / "notes.txt").write_text("mine")
     assert "other content" in fails("convert", SOURCES / "llama_gqa__opt", tmp_path / "out")
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["notes.txt"]
+
+
+def test_output_folders_and_reports_that_cannot_be(tmp_path: Path, fails_here: Callable[..., str]) -> None:
+    source = SOURCES / "llama_gqa__opt"
+    (tmp_path / "file").write_text("mine")
+    nowhere, out = tmp_path / "nowhere" / "x", tmp_path / "out"
+    assert "is a file" in fails_here("convert", source, tmp_path / "file" / "x")
+    assert "no folder" in fails_here("convert", source, out, "--report", nowhere)
+    assert "is a folder" in fails_here("inspect", source, "--report", tmp_path)
+    assert "no folder" in fails_here("inspect", source, "--report", nowhere)
+    assert "no folder" in fails_here("conformance", "--case", "core/decode_float32", "--json", nowhere)
+    assert "no folder" in fails_here("conformance", "--case", "core/decode_float32", "--junit", nowhere)
+    assert "file" in fails_here("conformance", "--case", "core/decode_float32", "--export", tmp_path / "file" / "x")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_options_of_a_conversion(tmp_path: Path, fails_here: Callable[..., str]) -> None:
+    source = SOURCES / "llama_gqa__opt"
+    assert "power of two" in fails_here("convert", source, tmp_path / "out", "--block-size", "15")
+    assert "at least 1" in fails_here("convert", source, tmp_path / "out", "--max-positions", "-5")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["bench", "--baseline", "static", "--source", SOURCES, "--baseline-batch", "a"], "8,16"),
+        (["bench", "--baseline-batch", "0"], "at least 1"),
+        (["bench", "--baseline", "static"], "--source"),
+        (["bench", "--baseline", "static", "--source", "/nowhere"], "does not exist"),
+        (["bench", "--rate", "-1"], "positive"),
+        (["bench", "--requests", "0"], "at least 1"),
+        (["bench", "--seed", "-1"], "at least 0"),
+        (["bench", "--block-size", "1024"], "power of two"),
+        (["bench", "--json", "/nowhere/x"], "/nowhere"),
+        (["bench", "--trace", "/nowhere"], "/nowhere"),
+        (["chat", "--chat-template", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_options_that_cannot_work(
+    converted: Path, arguments: list[str | Path], word: str, fails_here: Callable[..., str]
+) -> None:
+    assert word in fails_here(arguments[0], converted, *arguments[1:])
+
+
+def test_files_of_calibrate(converted: Path, tmp_path: Path, fails_here: Callable[..., str]) -> None:
+    (tmp_path / "text.txt").write_text("a text " * 50)
+    assert "no folder" in fails_here("calibrate", converted, tmp_path / "text.txt", "--out", tmp_path / "nowhere" / "x")
+    assert "cannot be read" in fails_here("calibrate", converted, tmp_path / "nowhere.txt")
+    assert "cannot be read" in fails_here(
+        "accuracy", converted, "--against", converted, "--text", tmp_path / "nowhere.txt"
+    )
+
+
+def test_an_error_of_the_operating_system_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device", "model.onnx")
+
+    monkeypatch.setattr(main, "_application", lambda: full)
+    with pytest.raises(SystemExit, match="1"):
+        main.main()
+    assert capsys.readouterr().err == "pagegraft: model.onnx: No space left on device\n"
+
+
+def without_numbers(converted: Path, folder: Path) -> Path:
+    """The model with a weight that is NaN, so that it fails on every token."""
+    shutil.copytree(converted, folder)
+    model = onnx.load(folder / "model.onnx")
+    weight = max(model.graph.initializer, key=lambda t: (t.data_type == TensorProto.FLOAT, np.prod(t.dims)))
+    weight.CopyFrom(numpy_helper.from_array(np.full(tuple(weight.dims), np.nan, np.float32), weight.name))
+    onnx.save(model, folder / "model.onnx")
+    raw = json.loads((folder / "pagegraft.json").read_text())
+    raw["graph_digest"] = file_digest(folder / "model.onnx")
+    (folder / "pagegraft.json").write_text(json.dumps(raw))
+    return folder
+
+
+def test_a_model_that_fails_is_no_success(converted: Path, tmp_path: Path) -> None:
+    model = without_numbers(converted, tmp_path / "nan")
+    for arguments in (["-p", "a"], ["-p", "a", "-p", "b"], ["-p", "a", "--json"]):
+        assert "requests failed" in fails("generate", model, "--kv-memory", "1MB", *arguments)
+    short = ["--requests", "2", "--prompt-len", "4", "--output-len", "2", "--kv-memory", "1MB"]
+    assert "requests failed" in fails("bench", model, *short)
+
+
+def test_a_failed_request_in_json_says_why(converted: Path, tmp_path: Path) -> None:
+    model = without_numbers(converted, tmp_path / "nan")
+    command = [PAGEGRAFT, "generate", str(model), "-p", "a", "--json", "--kv-memory", "1MB"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    answer = json.loads(done.stdout)
+    assert answer["finish_reason"] == "error"
+    assert answer["error"]
+
+
+def test_a_failed_check_of_an_old_conversion_does_not_speak_of_writing(converted: Path, tmp_path: Path) -> None:
+    model = without_numbers(converted, tmp_path / "nan")
+    with pytest.raises(VerificationError) as caught:
+        verify(SOURCES / "llama_gqa__opt", model)
+    assert "nothing was written" not in str(caught.value)
+
+
+def test_ports_have_a_range(converted: Path) -> None:
+    command = [PAGEGRAFT, "serve", str(converted), "--port", "99999"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "http://" not in done.stdout
+    assert "65535" in done.stderr
 
 
 def test_source_does_not_exist(tmp_path: Path) -> None:

@@ -114,6 +114,13 @@ def test_a_damaged_manifest_is_refused(folder: Path, key: str, value: Any) -> No
         Manifest.load(folder)
 
 
+@pytest.mark.parametrize("size", [0, -16, 15, 1024, None, "16", 16.0])
+def test_a_block_size_that_cannot_be_is_refused(folder: Path, size: Any) -> None:
+    _edit(folder, "default_block_size", size)
+    with pytest.raises(ManifestError, match="power of two up to 512"):
+        Manifest.load(folder)
+
+
 @pytest.mark.parametrize("text", ["[]", "3", '"x"', "null"])
 def test_json_that_is_no_object_is_refused(folder: Path, text: str) -> None:
     (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
