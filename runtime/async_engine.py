@@ -32,6 +32,8 @@ __all__ = ["AsyncLLM", "EngineStats", "EngineStoppedError", "QueueFullError", "R
 
 #: Longest sleep of the idle stepping thread, so that its heartbeat goes on.
 _IDLE_SECONDS = 0.5
+#: So many deadlines of requests that have ended are kept at least before they are sorted out.
+_SPARE_DEADLINES = 16
 #: Prompts longer than this many characters are encoded outside the event loop.
 _LONG_PROMPT = 4096
 
@@ -45,6 +47,7 @@ class _Stream:
         self.accepted: asyncio.Future[None] = self.loop.create_future()
         self.event = asyncio.Event()
         self.latest: RequestOutput | None = None
+        self.failure: Exception | None = None  # raised in the coroutine instead of an output
         self.done = False
 
     def offer(self, request: AnyRequest) -> bool:
@@ -82,6 +85,7 @@ class AsyncLLM:
         self._heartbeat = time.monotonic()
         self._accepting = True
         self._stopping = False
+        self._closed = False  # no command is taken any more
         self._thread = threading.Thread(target=self._run, name="pagegraft-engine", daemon=True)
         self._thread.start()
 
@@ -93,7 +97,7 @@ class AsyncLLM:
         """Yields the request's output so far, last of all the finished one. Leaving the loop early aborts it.
 
         Raises RequestError, SamplingParamsError or TokenizerError for a request that can never run, QueueFullError
-        when too many are unfinished, EngineStoppedError during and after `shutdown`.
+        when too many are unfinished, EngineStoppedError during and after `shutdown`, or when the engine's thread died.
         """
         options = options or RequestOptions()
         params = sampling_params if sampling_params is not None else self.default_params()
@@ -109,6 +113,8 @@ class AsyncLLM:
             while True:
                 await stream.event.wait()
                 stream.event.clear()
+                if stream.failure is not None:
+                    raise stream.failure
                 output, stream.latest = stream.latest, None
                 if output is not None:
                     yield output
@@ -175,21 +181,52 @@ class AsyncLLM:
             )
         stream = _Stream(options)
         self._count(1)
-        self._tell(lambda: self._add(source, options, stream))
+        if not self._tell(lambda: self._add(source, options, stream)):
+            self._count(-1)
+            raise EngineStoppedError("the engine has stopped and takes no more requests")
         return stream
 
     def _count(self, change: int) -> None:
         with self._wake:  # both threads count
             self._num_unfinished += change
 
-    def _tell(self, command: Callable[[], None]) -> None:
+    def _tell(self, command: Callable[[], None]) -> bool:
+        """Leaves a command for the stepping thread; False when that takes none any more."""
         with self._wake:
-            self._commands.append(command)
-            self._wake.notify()
+            if not self._closed:
+                self._commands.append(command)
+                self._wake.notify()
+            return not self._closed
 
     # -- the stepping thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        reason = "it was shut down"
+        try:
+            self._serve()
+            for request_id in list(self._streams):
+                self._end(request_id, "abort")
+        except BaseException as error:
+            reason = f"its thread died of {type(error).__name__}: {error}; start it again"
+            raise
+        finally:
+            self._close(EngineStoppedError(f"the engine has stopped: {reason}"))
+
+    def _close(self, error: EngineStoppedError) -> None:
+        """The last that the thread does, whatever ended it: nobody is left waiting."""
+        self._accepting = False
+        with self._wake:
+            self._closed = True
+        for request_id, stream in list(self._streams.items()):  # there are some only when the thread died
+            self._break(request_id, stream, error)
+        for command in self._commands:  # adds, which are refused now, and ends of what has ended
+            with contextlib.suppress(Exception):
+                command()
+        self._commands.clear()
+        self._engine.close()
+
+    def _serve(self) -> None:
+        """Steps until it is told to stop."""
         while True:
             self._heartbeat = time.monotonic()
             with self._wake:
@@ -202,9 +239,6 @@ class AsyncLLM:
                 break
             if self._engine.has_work:
                 self._step()
-        for request_id in list(self._streams):
-            self._end(request_id, "abort")
-        self._engine.close()
 
     def _step(self) -> None:
         try:
@@ -221,10 +255,9 @@ class AsyncLLM:
             self._end(request_id, "error", text)
 
     def _add(self, source: RequestInput, options: RequestOptions, stream: _Stream) -> None:
-        if stream.done:
-            self._count(-1)
-            return
         try:
+            if self._closed:
+                raise EngineStoppedError("the engine has stopped and takes no more requests")
             self._engine.add(source)
         except Exception as error:  # goes to the caller, whatever it is
             stream.done = True
@@ -235,6 +268,10 @@ class AsyncLLM:
         if options.timeout is not None:
             entry = (time.monotonic() + options.timeout, next(self._ids), source.request_id, stream)
             heapq.heappush(self._deadlines, entry)
+            if len(self._deadlines) > 2 * len(self._streams) + _SPARE_DEADLINES:
+                # Most are of requests that have ended, and keep what those held.
+                self._deadlines = [e for e in self._deadlines if self._streams.get(e[2]) is e[3]]
+                heapq.heapify(self._deadlines)
         _call(stream.loop, _accept, stream.accepted)
 
     def _abort(self, request_id: str, stream: _Stream) -> None:
@@ -261,7 +298,14 @@ class AsyncLLM:
             stream = self._streams.get(request.request_id)
             if stream is None:
                 continue
-            if stream.offer(request):
+            try:
+                wake = stream.offer(request)
+            except Exception as error:  # its text cannot be told
+                self._break(request.request_id, stream, error)
+                with contextlib.suppress(Exception):
+                    self._engine.abort(request.request_id, "error", str(error))
+                continue
+            if wake:
                 woken.setdefault(stream.loop, []).append(stream)
             if request.is_finished:
                 stream.done = True
@@ -269,6 +313,14 @@ class AsyncLLM:
                 del self._streams[request.request_id]
         for loop, streams in woken.items():
             _call(loop, _set_all, streams)
+
+    def _break(self, request_id: str, stream: _Stream, error: Exception) -> None:
+        """Ends a stream with an exception instead of an output."""
+        stream.failure, stream.done = error, True
+        self._count(-1)
+        del self._streams[request_id]
+        _call(stream.loop, _reject, stream.accepted, error)
+        _call(stream.loop, stream.event.set)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:

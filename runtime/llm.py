@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -97,18 +98,24 @@ class LLM:
         sampling_params: Params | Sequence[Params] | None = None,
     ) -> Iterator[RequestOutput]:
         """As `generate`, but yields a request's output so far whenever it has more. Leaving the loop early aborts."""
-        requests = self._submit(prompts, sampling_params)
-        return (request.output() for request in self._run(requests))
+        changes = self._run(self._submit(prompts, sampling_params))
+        next(changes)  # so that a stream that nobody ever reads from ends its requests too
+        return (request.output() for request in changes if request is not None)
 
-    def _run(self, requests: list[AnyRequest]) -> Iterator[AnyRequest]:
-        """Steps the engine until the requests have ended; yields each whenever it has changed."""
-        mine = set(requests)
+    def _run(self, requests: list[AnyRequest]) -> Iterator[AnyRequest | None]:
+        """Steps the engine until the requests have ended; yields None, then each request whenever it has changed."""
+        mine = dict.fromkeys(requests)
         try:
+            yield None
             while mine:
-                for request in self.engine.step():
-                    if request in mine:
-                        yield request
-                mine = {request for request in mine if not request.is_finished}
+                # The steps of another call may have ended some.
+                ended = [request for request in mine if request.is_finished]
+                for request in ended or self.engine.step():
+                    if request not in mine:
+                        continue
+                    if request.is_finished:
+                        del mine[request]
+                    yield request
         finally:
             for request in mine:
                 self.engine.abort(request.request_id)
@@ -118,6 +125,8 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params | Sequence[Params] | None,
     ) -> list[AnyRequest]:
+        if not isinstance(prompts, (str, Mapping, Sequence)):
+            raise RequestError(f"the prompts are a {type(prompts).__name__}; give a prompt or a list of prompts")
         items: Sequence[Prompt] = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
         if sampling_params is None:
             sampling_params = self.default_params()
@@ -153,13 +162,30 @@ def chat_prompt(model: LoadedModel, messages: Sequence[Message], **template: Any
 
 
 def read_prompt(prompt: Prompt, params: Params, request_id: str, model: LoadedModel) -> RequestInput:
-    """A prompt with its text encoded and bad words turned into ids. Raises TokenizerError without a tokenizer."""
+    """A prompt with its text encoded and bad words turned into ids.
+
+    Raises TokenizerError without a tokenizer, RequestError for what is neither text nor token ids.
+    """
     text = prompt if isinstance(prompt, str) else None
     if isinstance(prompt, str):
         ids: Sequence[int] = model.text.tokenizer.encode(prompt) if prompt else []
     else:
-        ids = prompt["prompt_token_ids"]
+        ids = _token_ids(prompt)
     if isinstance(params, SamplingParams) and params.bad_words:
         tokenizer = model.text.tokenizer
         params = params.with_bad_word_ids(lambda word: tokenizer.encode(word, add_special_tokens=False))
-    return RequestInput(request_id=request_id, prompt_token_ids=list(ids), params=params, prompt=text)
+    return RequestInput(request_id=request_id, prompt_token_ids=ids, params=params, prompt=text)
+
+
+def _token_ids(prompt: object) -> Sequence[int]:
+    """The ids of a prompt that is no text. Raises RequestError for anything else."""
+    ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
+    if ids is None or isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise RequestError(
+            f"{prompt!r:.100} is no prompt; give a text or token ids as {{'prompt_token_ids': [1, 2, 3]}}"
+        )
+    found = list(ids)
+    for kind in dict.fromkeys(map(type, found)):
+        if not issubclass(kind, Integral) or issubclass(kind, bool):
+            raise RequestError(f"prompt_token_ids hold a {kind.__name__}; they must be whole numbers")
+    return found

@@ -55,23 +55,14 @@ def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner |
         runner = _runner(folder, manifest, config)
     elif config.shared_memory is not None:
         raise ConfigurationError("a runner of your own has its own memory: leave shared_memory out")
-    shapes, max_chunk = _shapes(manifest, config, block_size)
-    runner.allocate_kv([KVGroup(shape.num_blocks, block_size) for shape in shapes])
-    cache = CacheManager(shapes, block_size, max_chunk=max_chunk, share_prefixes=config.enable_prefix_caching)
-    scheduler = Scheduler(cache, max_step_tokens=config.max_num_batched_tokens, max_sequences=config.sequences)
-    text = ModelText(folder)
-    tables = BlockTables(len(shapes), config.sequences)
-    engine = Engine(
-        EngineParts(
-            scheduler=scheduler,
-            runner=runner,
-            tables=tables,
-            feeds=FeedBuilder(manifest.groups, tables, block_size),
-            limits=_limits(manifest, shapes, block_size, text),
-            num_speculative=config.num_speculative_tokens,
-            debug=config.debug,
-        )
-    )
+    try:
+        shapes, max_chunk = _shapes(manifest, config, block_size)
+        runner.allocate_kv([KVGroup(shape.num_blocks, block_size) for shape in shapes])
+        cache = CacheManager(shapes, block_size, max_chunk=max_chunk, share_prefixes=config.enable_prefix_caching)
+        engine, text = _assemble(folder, manifest, config, runner, cache)
+    except BaseException:
+        runner.close()  # or the caches would stay, in shared memory under their name
+        raise
     sizes = bytes_per_block(manifest, block_size)
     return LoadedModel(
         folder=folder,
@@ -81,6 +72,25 @@ def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner |
         block_size=block_size,
         kv_bytes=sum(size * shape.num_blocks for size, shape in zip(sizes, shapes, strict=True)),
     )
+
+
+def _assemble(
+    folder: Path, manifest: Manifest, config: EngineConfig, runner: ModelRunner, cache: CacheManager
+) -> tuple[Engine, ModelText]:
+    """The engine over a runner that has its caches, and the model's text."""
+    scheduler = Scheduler(cache, max_step_tokens=config.max_num_batched_tokens, max_sequences=config.sequences)
+    text = ModelText(folder)
+    tables = BlockTables(len(cache.groups), config.sequences)
+    parts = EngineParts(
+        scheduler=scheduler,
+        runner=runner,
+        tables=tables,
+        feeds=FeedBuilder(manifest.groups, tables, cache.block_size),
+        limits=_limits(manifest, cache.groups, cache.block_size, text),
+        num_speculative=config.num_speculative_tokens,
+        debug=config.debug,
+    )
+    return Engine(parts), text
 
 
 def _runner(folder: Path, manifest: Manifest, config: EngineConfig) -> ModelRunner:

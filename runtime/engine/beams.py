@@ -97,6 +97,9 @@ class BeamRequest:
     def _follow(self, parents: tuple[int, ...], token_ids: tuple[int, ...], scheduler: Scheduler) -> None:
         """Forks and drops sequences so that beam i continues old beam parents[i]."""
         old, taken, new = self.beams, set(), []
+        for index, beam in enumerate(old):
+            if index not in parents:  # first of all: forks need the rows
+                scheduler.finish(beam.sequence, "dropped")
         for parent in parents:
             beam = old[parent]
             if parent in taken:
@@ -104,9 +107,6 @@ class BeamRequest:
                 scheduler.fork(old[parent].sequence, beam.sequence)
             taken.add(parent)
             new.append(beam)
-        for index, beam in enumerate(old):
-            if index not in taken:
-                scheduler.finish(beam.sequence, "dropped")
         for beam, token in zip(new, token_ids, strict=True):
             beam.sequence.append(token)
             scheduler.resume(beam.sequence)

@@ -129,6 +129,9 @@ class CacheManager:
 
     def admit(self, sequence: Sequence, row: int, hit: PrefixHit) -> None:
         """Gives a waiting sequence a row and the blocks of its shared prefix."""
+        prefix: PrefixNode | None = None
+        if self.share_prefixes:
+            prefix = hit.nodes[-1] if hit.nodes else self.index.root(sequence.cache_salt)
         sequence.row = row
         sequence.num_computed = len(hit.nodes) * self.block_size
         blocks: list[list[int]] = []
@@ -146,9 +149,9 @@ class CacheManager:
         sequence.blocks = tuple(blocks)
         sequence.capacity = sequence.num_computed
         sequence.shares_tail = False
-        if self.share_prefixes:
-            sequence.prefix = hit.nodes[-1] if hit.nodes else self.index.root(sequence.cache_salt)
-            self.index.retain(sequence.prefix)
+        if prefix is not None:
+            sequence.prefix = prefix
+            self.index.retain(prefix)
             sequence.next_full = sequence.num_computed + self.block_size
         else:
             sequence.next_full = _NEVER

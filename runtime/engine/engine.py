@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +64,8 @@ class Engine:
         self._num_searches = 0  # beam searches
         self._num_reported = 0  # requests that want their prompt's log-probabilities
         self._num_unforked = 0  # requests with several choices of which only the first has started
-        self._suspects: deque[Sequence] = deque()  # sequences of a failed step, to be run alone once
+        # Sequences of a failed step and how far it would have brought them: each is run alone up to there.
+        self._suspects: dict[Sequence, int] = {}
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -109,22 +109,29 @@ class Engine:
 
     def close(self) -> None:
         """Aborts every request and gives the caches back."""
-        for request_id in list(self._requests):
-            self.abort(request_id)
-        self.runner.close()
+        try:
+            for request_id in list(self._requests):
+                self.abort(request_id)
+        finally:
+            self.runner.close()
 
     def _end(self, choice: Choice, reason: str, error: str | None = None) -> None:
         if choice.sequence.is_finished:
             return
-        choice.cut_short()
+        try:
+            choice.cut_short()
+        except Exception as failure:  # the text ends where it is, and so does the choice
+            error = error or _text_of(failure)
         choice.error = error
         self.scheduler.finish(choice.sequence, reason)
         request = choice.request
+        request.num_unfinished -= 1
         if not request.forked:
             self._set_forked(request)  # its other choices never started
             for other in request.choices[1:]:
                 other.error = error
                 other.sequence.discard(reason)
+            request.num_unfinished = 0
         if request.is_finished:
             request.finish_time = time.monotonic()
             self._forget(request)
@@ -201,7 +208,11 @@ class Engine:
         if row in sampled.logprobs:
             choice.logprobs.append(sampled.logprobs[row])
             choice.total_logprob += sampled.logprobs[row].logprob
-        hit = choice.take(token)
+        try:
+            hit = choice.take(token)
+        except Exception as failure:  # whatever it is, it concerns this choice and none of its companions
+            self._end(choice, "error", _text_of(failure))
+            return True
         if hit is not None:
             self._end(choice, hit.finish_reason)
         return hit is not None
@@ -223,7 +234,10 @@ class Engine:
         for sequence in sequences:
             count = sequence.num_guesses
             if count:
-                self._accept(sequence, logits[at : at + count + 1])
+                try:
+                    self._accept(sequence, logits[at : at + count + 1])
+                except Exception as failure:
+                    self._end(sequence.owner, "error", _text_of(failure))
                 changed.append(sequence.owner.request)
             else:
                 rest.append(sequence)
@@ -260,7 +274,10 @@ class Engine:
                 request = beam.request
                 if request.first_token_time is None:
                     request.first_token_time = time.monotonic()
-                request.take(beam, logits[row], self.scheduler)
+                try:
+                    request.take(beam, logits[row], self.scheduler)
+                except Exception as failure:
+                    request.end(self.scheduler, "error", _text_of(failure))
                 if request.is_finished:
                     self._forget(request)
                     changed.append(request)
@@ -296,20 +313,29 @@ class Engine:
     # -- failures -------------------------------------------------------------------------------------------------
 
     def _next_suspect(self) -> Sequence | None:
-        while self._suspects:
-            sequence = self._suspects.popleft()
-            if sequence.state in (SequenceState.WAITING, SequenceState.RUNNING):
+        """The sequence to be run alone: the first that has not come to where the failed step would have brought it."""
+        for sequence, end in list(self._suspects.items()):
+            if sequence.state in (SequenceState.WAITING, SequenceState.RUNNING) and sequence.num_computed < end:
                 return sequence
+            del self._suspects[sequence]
         return None
 
     def _fail(self, plan: StepPlan, error: StepError) -> list[AnyRequest]:
         """Rolls a failed step back. Alone in it, a request ends with the error; several are run alone next."""
-        self.scheduler.rollback(plan)
+        self.scheduler.rollback(plan)  # takes guesses away
+        ends = {
+            s: min(start + n, s.num_tokens)
+            for s, start, n in zip(plan.sequences, plan.starts, plan.counts, strict=True)
+        }
         sequences = [s for s in plan.sequences if not s.is_finished]
         requests = list(dict.fromkeys([s.owner.request for s in sequences]))
         if len(requests) > 1:
-            self._suspects.extend(s for s in sequences if s not in self._suspects)
+            self._suspects.update({s: ends[s] for s in sequences})
             return []
         for request in requests:
             self.abort(request.request_id, "error", str(error))
         return requests
+
+
+def _text_of(failure: Exception) -> str:
+    return f"the engine failed on this request: {type(failure).__name__}: {failure}"

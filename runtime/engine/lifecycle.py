@@ -124,8 +124,10 @@ class Lifecycle:
             self.waiting.push(sequence)
 
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
-        """Gives a sequence that was just taken from the queue a row and the blocks of its shared prefix."""
-        self.cache.admit(sequence, self._rows.pop(), hit)
+        """Gives a waiting sequence a row and the blocks of its shared prefix."""
+        self.cache.admit(sequence, self._rows[-1], hit)
+        self._rows.pop()
+        self.waiting.take(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self.running, sequence, key=_ORDER)
         if sequence.num_cached_tokens < 0:

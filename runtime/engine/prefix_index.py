@@ -57,8 +57,10 @@ class PrefixIndex:
         node = self._roots.get(salt)
         if node is None:
             # The prefix of the input keeps salts and token bytes in separate key spaces.
-            digest = hashlib.blake2b(b"salt:" + salt.encode(), digest_size=16).digest()
-            node = self._roots[salt] = PrefixNode(None, b"salt:" + salt.encode(), digest, self._num_groups)
+            # A salt is any string, lone surrogates included.
+            key = b"salt:" + salt.encode("utf-8", "surrogatepass")
+            digest = hashlib.blake2b(key, digest_size=16).digest()
+            node = self._roots[salt] = PrefixNode(None, key, digest, self._num_groups)
         return node
 
     def find_root(self, salt: str) -> PrefixNode | None:
@@ -96,7 +98,7 @@ class PrefixIndex:
         while current is not None and current.references == 0:
             parent = current.parent
             if parent is None:
-                self._roots.pop(current.tokens[len(b"salt:") :].decode(), None)
+                self._roots.pop(current.tokens[len(b"salt:") :].decode("utf-8", "surrogatepass"), None)
                 return
             bucket = self._buckets[current.digest]
             bucket.remove(current)

@@ -132,6 +132,7 @@ class Request:
         "first_token_time",
         "forked",
         "max_tokens",
+        "num_unfinished",
         "params",
         "prompt_logprobs",
         "seed",
@@ -157,6 +158,7 @@ class Request:
                 source.prompt if source.prompt is not None else limits.tokenizer.decode(source.prompt_token_ids)
             )
         self.choices = [Choice(self, index, limits) for index in range(params.num_sequences)]
+        self.num_unfinished = len(self.choices)  # the engine counts, which ends them
         self.forked = len(self.choices) == 1
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
         self.arrival_time = time.monotonic()
@@ -171,7 +173,7 @@ class Request:
     @property
     def is_finished(self) -> bool:
         """True when every choice has ended."""
-        return all(choice.sequence.is_finished for choice in self.choices)
+        return self.num_unfinished == 0
 
     def output(self) -> RequestOutput:
         """The request as its caller sees it; with `best_of`, the best choices once all have ended."""
@@ -196,6 +198,8 @@ class Request:
 def check_prompt(source: RequestInput, limits: ModelLimits) -> None:
     """Raises RequestError for a prompt that the model or the pool cannot take."""
     ids = source.prompt_token_ids
+    if not isinstance(source.cache_salt, str):
+        raise RequestError(f"cache_salt is a {type(source.cache_salt).__name__}; it must be a string")
     if not len(ids):
         raise RequestError("the prompt is empty: it needs at least one token")
     low, high = min(ids), max(ids)

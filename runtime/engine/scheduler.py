@@ -77,11 +77,20 @@ class Scheduler(Lifecycle):
         """Plans the next step; the plan is empty only when no sequence wants a token.
 
         `only` is planned alone, whatever its turn, to find out whether it is the one that makes steps fail.
+        Whatever is raised, the accounting is whole and nothing is offered that no step will compute.
         """
         draft = _Draft(self.max_step_tokens)
-        if only is not None:
-            self._plan_alone(draft, only)
+        try:
+            if only is not None:
+                self._plan_alone(draft, only)
+            else:
+                self._plan(draft)
             return self._freeze(draft)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _plan(self, draft: _Draft) -> None:
         self._yield_to_priority(draft)
         prompts = self._plan_decodes(draft)
         if prompts:
@@ -97,7 +106,13 @@ class Scheduler(Lifecycle):
             self._extend(draft, draft.capped)
         if self.guess is not None:
             self._speculate(draft, self.guess)
-        return self._freeze(draft)
+
+    def _abandon(self) -> None:
+        """Takes a half-made plan back. Its table updates are lost, so that whoever runs starts over."""
+        _, _, registrations = self.cache.take_changes()
+        self.cache.undo(registrations)
+        for sequence in self.running[:]:
+            self.preempt(sequence)
 
     def _plan_decodes(self, draft: _Draft) -> list[Sequence]:
         """Plans one token for each running sequence that wants one; returns those that want more."""
@@ -175,22 +190,23 @@ class Scheduler(Lifecycle):
         promised = self._promised()
         deferred: list[Sequence] = []
         left = draft.left()
-        while left > 0 and len(self._rows) > len(deferred):
-            head = self.waiting.head()
-            if head is None:
-                break
-            hit = self.cache.lookup(head)
-            if self._is_being_computed(head, hit):
-                deferred.append(self.waiting.pop())
-                continue
-            if not self.cache.fits(head, hit, promised):
-                break
-            self.waiting.pop()
-            left -= self._start(draft, head, hit, left)
-            for g, blocks in enumerate(self.cache.outstanding(head)):
-                promised[g] += blocks + (self.cache.groups[g].window is None)
-        for sequence in deferred:
-            self.waiting.push(sequence)
+        try:
+            while left > 0 and len(self._rows) > len(deferred):
+                head = self.waiting.head()
+                if head is None:
+                    break
+                hit = self.cache.lookup(head)
+                if self._is_being_computed(head, hit):
+                    deferred.append(self.waiting.pop())
+                    continue
+                if not self.cache.fits(head, hit, promised):
+                    break
+                left -= self._start(draft, head, hit, left)
+                for g, blocks in enumerate(self.cache.outstanding(head)):
+                    promised[g] += blocks + (self.cache.groups[g].window is None)
+        finally:
+            for sequence in deferred:
+                self.waiting.push(sequence)
 
     def _promised(self) -> list[int]:
         """By group, blocks that are kept for running sequences: for the tokens they have, and for some to come.
@@ -256,14 +272,6 @@ class Scheduler(Lifecycle):
             self._plan_chunk(draft, sequence, draft.budget)
             self._register(draft)
             return
-        earlier: list[Sequence] = []
-        while (head := self.waiting.head()) is not sequence:
-            if head is None:
-                raise AssertionError(f"{sequence} does not wait")
-            earlier.append(self.waiting.pop())
-        self.waiting.pop()
-        for other in earlier:
-            self.waiting.push(other)
         hit = self.cache.lookup(sequence)
         while not (self._rows and self.cache.fits(sequence, hit, self._promised())):
             self._drop(draft, self.running[-1])

@@ -88,6 +88,10 @@ def attach(name: str) -> SharedView:
         file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         raise ConfigurationError(f"no engine runs with shared memory '{name}' ({path} does not exist)") from None
+    except PermissionError:
+        raise ConfigurationError(
+            f"shared memory '{name}' belongs to another user ({path}): read it as the user of the engine"
+        ) from None
     try:
         if _try_lock(file, fcntl.LOCK_SH):
             raise ConfigurationError(f"the engine of shared memory '{name}' has ended; start it again")
@@ -136,7 +140,12 @@ def _try_lock(file: int, kind: int) -> bool:
 def _own(path: Path, name: str) -> int:
     """A descriptor of the region's file, locked for this process."""
     for _ in range(_LOCK_TRIES):
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except PermissionError:
+            raise ConfigurationError(
+                f"shared memory '{name}' belongs to another user ({path}): choose another name"
+            ) from None
         if _try_lock(file, fcntl.LOCK_EX):
             try:
                 if os.stat(path).st_ino == os.fstat(file).st_ino:

@@ -9,7 +9,6 @@ from .logprobs import TokenLogprobs, prompt_logprobs
 from .params import BeamSearchParams, SamplingParams
 from .rng import fresh_seed
 from .sampler import SampledTokens, Sampler
-from .speculative import VerifiedTokens, reject_or_resample, verify_draft
 from .state import SamplingState
 
 __all__ = [
@@ -24,10 +23,7 @@ __all__ = [
     "SamplingParamsError",
     "SamplingState",
     "TokenLogprobs",
-    "VerifiedTokens",
     "beam_candidates",
     "fresh_seed",
     "prompt_logprobs",
-    "reject_or_resample",
-    "verify_draft",
 ]

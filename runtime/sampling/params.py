@@ -15,6 +15,9 @@ __all__ = ["GREEDY_BELOW", "BeamSearchParams", "SamplingParams"]
 #: A temperature below this is greedy: dividing float32 logits by it would leave nothing but the maximum.
 GREEDY_BELOW = 1e-5
 
+#: Any context's length to this power is a finite float64.
+MAX_LENGTH_PENALTY = 10.0
+
 #: What `SamplingParams.from_generation_config` reads: key in generation_config.json -> field here.
 _GENERATION_CONFIG_FIELDS = {
     "temperature": "temperature",
@@ -152,7 +155,8 @@ class SamplingParams:
 class BeamSearchParams:
     """Beam search: the `beam_width` likeliest continuations are kept at each token.
 
-    length_penalty: a finished beam scores (sum of log-probabilities) / (output length ** length_penalty).
+    length_penalty: a finished beam scores (sum of log-probabilities) / (output length ** length_penalty);
+        in [-10, 10].
     early_stopping: stop at the first moment that `beam_width` beams are finished; otherwise only when no live beam can
         still beat the worst of them.
     n: beams returned, best first; at most `beam_width`.
@@ -176,7 +180,7 @@ class BeamSearchParams:
         _whole("beam_width", self.beam_width, low=1)
         _whole("n", self.n, low=1, high=self.beam_width)
         _whole("max_tokens", self.max_tokens, low=1)
-        _number("length_penalty", self.length_penalty)
+        _number("length_penalty", self.length_penalty, low=-MAX_LENGTH_PENALTY, high=MAX_LENGTH_PENALTY)
 
 
 def _check_fields(p: SamplingParams) -> None:

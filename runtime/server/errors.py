@@ -37,9 +37,11 @@ _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_f
 def error_body(error: Exception) -> dict[str, Any]:
     """The JSON of an error response."""
     status = status_of(error)
+    message = str(error) if status != 500 else f"{type(error).__name__}: {error}"
     return {
         "error": {
-            "message": str(error) if status != 500 else f"{type(error).__name__}: {error}",
+            # It may quote what the client sent, lone surrogates included, which no response can hold.
+            "message": message.encode("utf-8", "replace").decode(),
             "type": _TYPES.get(status, "server_error"),
             "param": getattr(error, "param", None),
             "code": getattr(error, "code", None),

@@ -12,6 +12,9 @@ from .errors import ApiError
 
 __all__ = ["ChatRequest", "CommonRequest", "CompletionRequest", "StreamOptions"]
 
+#: Most choices, or beams, of a prompt: each is a sequence of its own.
+MAX_CHOICES = 128
+
 #: Fields that go to SamplingParams under their own names when the client gave them.
 _SAMPLING_FIELDS = (
     "n",
@@ -86,6 +89,9 @@ class CommonRequest(BaseModel):
 
     def params(self, llm: AsyncLLM, max_tokens: int | None, **more: Any) -> SamplingParams | BeamSearchParams:
         """The sampling parameters. Raises SamplingParamsError for a value out of range, ApiError for combinations."""
+        for name in ("n", "best_of"):
+            if (getattr(self, name) or 0) > MAX_CHOICES:
+                raise ApiError(f"{name} is {getattr(self, name)}; this server gives at most {MAX_CHOICES}", param=name)
         if self.use_beam_search:
             return self._beam_params(max_tokens)
         if self.stream and self.best_of is not None and self.best_of > (self.n or 1):

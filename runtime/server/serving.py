@@ -22,6 +22,10 @@ from .responses import Deltas, chat_logprobs, completion_logprobs, finish_reason
 __all__ = ["Job", "Serving"]
 
 
+#: What the chat template gets from other fields of the body.
+_RESERVED = {"messages", "tools", "add_generation_prompt", "model", "self"}
+
+
 class Job:
     """One HTTP request: its prompts, parameters and how its answers are written."""
 
@@ -74,13 +78,19 @@ class Serving:
         if body.response_format is not None and body.response_format.get("type") != "text":
             raise ApiError("response_format can only be text", param="response_format")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        variables = body.chat_template_kwargs or {}
+        if reserved := sorted(_RESERVED & variables.keys()):
+            raise ApiError(
+                f"chat_template_kwargs holds {reserved[0]!r}, which is a field of the body itself",
+                param="chat_template_kwargs",
+            )
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         params = body.params(self.llm, limit, logprobs=logprobs)
         prompt = self.llm.chat_prompt(
             body.plain_messages(),
             tools=None if body.tool_choice == "none" else body.tools,
             add_generation_prompt=body.add_generation_prompt,
-            **(body.chat_template_kwargs or {}),
+            **variables,
         )
         return Job(body, [prompt], params, "chat", self.model_name)
 
@@ -223,10 +233,13 @@ class Serving:
 
 
 class _Merged:
-    """Several streams as one, in order of arrival, each item with the number of its stream."""
+    """Several streams as one, in order of arrival, each item with the number of its stream.
+
+    Outputs are cumulative: a stream waits for its reader instead of queueing them, and goes on with the newest.
+    """
 
     def __init__(self, streams: Sequence[AsyncIterator[RequestOutput]]) -> None:
-        self._queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(maxsize=1)
         self._open = len(streams)
         self._tasks = [asyncio.create_task(self._feed(i, s)) for i, s in enumerate(streams)]
 

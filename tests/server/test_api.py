@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pagegraft.runtime.server.serving import _Merged
 from served import Server, serve
 
 from tests.wiring.synthetic import continuation, letters, spell
@@ -294,3 +297,57 @@ def test_a_client_that_goes_away_frees_everything_at_once(model: Path, state: st
         slow.wait_idle(3.0)
         slow.runner.seconds = 0.0
         assert complete(slow, prompt="after", max_tokens=3)["choices"][0]["text"] == greedy("after", 3)
+
+
+@pytest.mark.parametrize("key", ["tools", "messages", "add_generation_prompt", "model", "self"])
+def test_template_variables_with_names_of_fields_are_refused(server: Server, key: str) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {key: []}}
+    response = server.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == "chat_template_kwargs"
+
+
+def post_raw(server: Server, body: str) -> httpx.Response:
+    return server.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+
+
+def test_lone_surrogates_break_nothing(server: Server) -> None:
+    response = post_raw(server, '{"prompt": "a", "model": "\\ud800"}')
+    assert (response.status_code, response.json()["error"]["param"]) == (404, "model")
+    response = post_raw(server, '{"prompt": "\\ud800"}')
+    assert response.status_code == 400, response.text
+    response = post_raw(server, '{"prompt": "a", "stop": "\\ud800", "temperature": 0}')
+    assert response.status_code in (200, 400), response.text
+    response = post_raw(server, '{"prompt": "a", "cache_salt": "\\ud800", "temperature": 0}')
+    assert response.status_code == 200, response.text
+    assert complete(server, prompt="ab", max_tokens=4)["choices"][0]["text"] == greedy("ab", 4)
+    server.wait_idle()
+
+
+@pytest.mark.parametrize("more", [{"n": 129}, {"best_of": 129}, {"n": 129, "use_beam_search": True}])
+def test_too_many_choices_are_refused(server: Server, more: dict[str, Any]) -> None:
+    response = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, **more})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == next(iter(more))
+
+
+def test_a_stream_that_is_not_read_is_not_queued() -> None:
+    async def main() -> None:
+        made = 0
+
+        async def outputs() -> AsyncIterator[Any]:
+            nonlocal made
+            for made in range(1, 101):
+                yield made
+
+        merged = _Merged([outputs(), outputs()])
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert made <= 2
+        read = 0
+        while await merged.next() is not None:
+            read += 1
+        assert read == 200
+        await merged.close()
+
+    asyncio.run(main())

@@ -14,6 +14,7 @@ from pagegraft.custom_ops.manifest import Manifest
 from pagegraft.runtime import RequestOutput, SamplingParams
 from pagegraft.runtime.async_engine import AsyncLLM, EngineStoppedError, QueueFullError, RequestOptions
 from pagegraft.runtime.engine.errors import RequestError
+from pagegraft.runtime.engine.request import Request as EngineRequest
 from pagegraft.runtime.model.runner import Feeds
 from pagegraft.runtime.model.session import OnnxRunner
 
@@ -238,3 +239,104 @@ def test_the_heartbeat_goes_on_when_idle_and_stops_when_a_step_hangs(synthetic_m
         await task
 
     run(folder, body, runner=gate)
+
+
+class Panic(BaseException):
+    """What an extension raises that is no Exception."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_death_of_the_thread_is_told_to_everybody(synthetic_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        llm = AsyncLLM(synthetic_model(), num_blocks=64)
+        sample, calls = llm._engine._sampler.sample, iter(range(100))
+
+        def fragile(*arguments: Any) -> Any:
+            if next(calls) == 3:
+                raise Panic("at the disco")
+            return sample(*arguments)
+
+        monkeypatch.setattr(llm._engine._sampler, "sample", fragile)
+        tasks = [asyncio.create_task(last(llm, ids(1, i), 200)) for i in range(3)]
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, EngineStoppedError)
+            assert "Panic: at the disco" in str(result)
+        with pytest.raises(EngineStoppedError):
+            await last(llm, ids(1), 2)
+        await llm.shutdown()
+        assert not llm.stats().alive
+        assert llm.stats().num_unfinished == 0
+        assert all(pool.num_owned == 0 for pool in llm.model.engine.scheduler.cache.pools)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_request_that_comes_as_the_thread_stops_is_refused(
+    synthetic_model: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        llm = AsyncLLM(synthetic_model(), num_blocks=64)
+        between, go = threading.Event(), threading.Event()
+        expire = llm._expire
+
+        def hold() -> None:
+            if not between.is_set():
+                between.set()
+                assert go.wait(20)
+            expire()
+
+        monkeypatch.setattr(llm, "_expire", hold)
+        assert await asyncio.to_thread(between.wait, 20)
+        task = asyncio.create_task(last(llm, ids(1), 2))
+        await asyncio.sleep(0.02)
+        stop = asyncio.create_task(llm.shutdown())
+        await asyncio.sleep(0.02)
+        go.set()
+        await stop
+        with pytest.raises(EngineStoppedError):
+            await asyncio.wait_for(task, 5)
+        llm._accepting = True  # as a coroutine saw it just before
+        with pytest.raises(EngineStoppedError):
+            await asyncio.wait_for(last(llm, ids(1), 2), 5)
+        assert llm.stats().num_unfinished == 0
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_an_output_that_cannot_be_told_fails_its_own_request(
+    synthetic_model: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = EngineRequest.output
+
+    def fragile(request: EngineRequest) -> RequestOutput:
+        if request.request_id == "bad":
+            raise ValueError("no text")
+        return output(request)
+
+    monkeypatch.setattr(EngineRequest, "output", fragile)
+
+    async def body(llm: AsyncLLM) -> None:
+        other = asyncio.create_task(last(llm, ids(1, 2), 50))
+        with pytest.raises(ValueError, match="no text"):
+            await last(llm, ids(3), 50, request_id="bad")
+        assert list((await other).outputs[0].token_ids) == continuation([1, 2], 50)
+
+    run(synthetic_model(), body)
+
+
+def test_any_cache_salt_is_served(synthetic_model: Build) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        for salt in ("\ud800", "", "\ud800"):
+            output = await last(llm, ids(*range(9)), 3, cache_salt=salt)
+            assert list(output.outputs[0].token_ids) == continuation(range(9), 3)
+
+    run(synthetic_model(), body)
+
+
+def test_deadlines_of_ended_requests_are_forgotten(synthetic_model: Build) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        for _ in range(60):
+            await last(llm, ids(1), 1, timeout=1000)
+        assert len(llm._deadlines) < 40
+
+    run(synthetic_model(), body)

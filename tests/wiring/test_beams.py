@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pagegraft.runtime import LLM, BeamSearchParams, SamplingParams
+from pagegraft.runtime.sampling.beam import BeamSearch
+from pagegraft.runtime.sampling.errors import SamplingParamsError
 
 from tests.wiring.synthetic import EOS, continuation, next_logits
 
@@ -82,3 +84,28 @@ def test_a_search_can_be_ended_at_any_step(synthetic_model: Build, steps: int) -
         assert not llm.engine.scheduler.has_work
         llm.engine.check()
         assert llm.engine.scheduler.cache.pools[0].num_owned == 0
+
+
+def test_beams_that_are_dropped_make_room_for_those_that_fork(synthetic_model: Build) -> None:
+    params = BeamSearchParams(beam_width=4, n=4, max_tokens=12, ignore_eos=True)
+    computed = []
+    for rows in (4, 8):
+        with LLM(synthetic_model(), num_blocks=100, max_num_seqs=rows, debug=True) as llm:
+            llm.generate([{"prompt_token_ids": list(range(5, 45))}], params)
+            computed.append(llm.engine.scheduler.counters.computed_tokens)
+    assert computed[0] == computed[1]
+
+
+@pytest.mark.parametrize("penalty", [1e308, -1e308, 10.5, float("nan")])
+def test_length_penalties_without_finite_scores_are_refused(penalty: float) -> None:
+    with pytest.raises(SamplingParamsError, match="length_penalty"):
+        BeamSearchParams(length_penalty=penalty)
+
+
+@pytest.mark.parametrize("penalty", [-10.0, 10.0])
+def test_scores_are_finite_up_to_the_longest_context(penalty: float) -> None:
+    params = BeamSearchParams(length_penalty=penalty, max_tokens=1 << 20)
+    search = BeamSearch(params, eos_token_ids=[0], max_output_tokens=1 << 20)
+    search.advance(np.arange(8)[None], np.full((1, 8), -2.0))
+    search.advance(np.tile(np.arange(8), (search.num_live, 1)), np.full((search.num_live, 8), -2.0))
+    assert all(np.isfinite(found.score) for found in search.best())

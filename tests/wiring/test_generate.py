@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from pagegraft.custom_ops.errors import ManifestError
 from pagegraft.custom_ops.manifest import Manifest
-from pagegraft.runtime import LLM, EngineConfig, SamplingParams
+from pagegraft.runtime import LLM, BeamSearchParams, EngineConfig, SamplingParams
 from pagegraft.runtime.config import Settings
 from pagegraft.runtime.engine.errors import ConfigurationError, RequestError, StepError
+from pagegraft.runtime.engine.request import Choice, RequestInput
 from pagegraft.runtime.model import session
 from pagegraft.runtime.model.runner import Feeds
 from pagegraft.runtime.model.session import OnnxRunner
+from pagegraft.runtime.sampling.beam import BeamSearch
 from pagegraft.runtime.sampling.errors import SamplingParamsError
 
 from tests.wiring.synthetic import EOS, VOCAB, continuation, next_logits
@@ -273,3 +277,128 @@ def test_a_small_budget_alone_lowers_the_number_of_sequences(synthetic_model: Bu
 
 def test_every_setting_can_be_given_by_name() -> None:
     assert set(Settings.__annotations__) == {field.name for field in fields(EngineConfig)}
+
+
+class FailingOn(OnnxRunner):
+    """Fails on every step with a given token."""
+
+    token = 60
+
+    def execute(self, feeds: Feeds) -> np.ndarray:
+        if self.token in feeds["input_ids"].tolist():
+            raise StepError("this token")
+        return super().execute(feeds)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("reported", [None, 0])
+def test_the_request_of_a_failing_later_chunk_is_found(
+    synthetic_model: Build, caching: bool, reported: int | None
+) -> None:
+    folder = synthetic_model()
+    runner = FailingOn(folder, Manifest.load(folder))
+    settings = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "enable_prefix_caching": caching, "debug": True}
+    with LLM(folder, num_blocks=100, runner=runner, **settings) as llm:
+        never = {"temperature": 0, "ignore_eos": True, "logit_bias": {60: -100}}
+        bad = RequestInput(
+            request_id="bad",
+            prompt_token_ids=[*[5 + i for i in range(40)], 60, 3, 3],
+            params=SamplingParams(max_tokens=4, prompt_logprobs=reported, **never),
+        )
+        request, live, ended = llm.engine.add(bad), [], 0
+        for step in range(200):
+            ended += sum(other.is_finished for other in live)
+            live = [other for other in live if not other.is_finished]
+            while len(live) < 2:
+                params = SamplingParams(max_tokens=20, **never)
+                source = RequestInput(request_id=f"{step}-{len(live)}", prompt_token_ids=[step % 50], params=params)
+                live.append(llm.engine.add(source))
+            llm.engine.step()
+            if request.is_finished:
+                break
+        assert request.is_finished
+        assert request.output().outputs[0].finish_reason == "error"
+        assert all(other.error is None for companion in live for other in companion.choices)
+
+
+@pytest.mark.parametrize("guesses", [0, 3])
+def test_a_failure_with_one_requests_token_is_that_ones_alone(
+    synthetic_model: Build, guesses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Choice.take
+
+    def fragile(choice: Choice, token: int) -> Any:
+        if choice.request.source.prompt == "bad" and choice.sampling.num_output_tokens == 3:
+            raise ValueError("its own")
+        return take(choice, token)
+
+    monkeypatch.setattr(Choice, "take", fragile)
+    with LLM(synthetic_model(), num_blocks=40, debug=True, num_speculative_tokens=guesses) as llm:
+        bad = RequestInput(request_id="bad", prompt_token_ids=[1, 1, 1], params=GREEDY, prompt="bad")
+        request = llm.engine.add(bad)
+        assert ask(llm, [[1, 2]]) == [continuation([1, 2], 24, eos=EOS)]
+        choice = request.output().outputs[0]
+        assert (choice.finish_reason, len(choice.token_ids)) == ("error", 3)
+        assert "ValueError: its own" in (choice.error or "")
+
+
+def test_the_failure_of_a_search_is_its_own(synthetic_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OverflowError("a score")
+
+    monkeypatch.setattr(BeamSearch, "advance", fail)
+    with LLM(synthetic_model(), num_blocks=40, debug=True) as llm:
+        items = [{"prompt_token_ids": [1]}, {"prompt_token_ids": [1, 2]}]
+        search, other = llm.generate(items, [BeamSearchParams(max_tokens=4), GREEDY])
+        assert search.outputs[0].finish_reason == "error"
+        assert "OverflowError: a score" in (search.outputs[0].error or "")
+        assert list(other.outputs[0].token_ids) == continuation([1, 2], 24, eos=EOS)
+
+
+def test_a_stream_gets_its_end_though_another_call_made_it(synthetic_model: Build) -> None:
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    with LLM(synthetic_model(), num_blocks=40) as llm:
+        last = None
+        for last in llm.stream([{"prompt_token_ids": [1, 2, 3]}], params):
+            if len(last.outputs[0].token_ids) == 2:
+                llm.generate([{"prompt_token_ids": [4]}], SamplingParams(max_tokens=10, temperature=0, ignore_eos=True))
+        assert last is not None
+        assert last.finished
+        assert list(last.outputs[0].token_ids) == continuation([1, 2, 3], 6)
+
+
+def test_a_stream_that_nobody_reads_ends_its_requests(synthetic_model: Build) -> None:
+    with LLM(synthetic_model(), num_blocks=40) as llm:
+        stream = llm.stream([{"prompt_token_ids": [1]}, {"prompt_token_ids": [2]}])
+        assert llm.engine.num_requests == 2
+        del stream
+        gc.collect()
+        assert llm.engine.num_requests == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [1, 2, 3],
+        5,
+        {"prompt": "a"},
+        [{"prompt_token_ids": ["a"]}],
+        [{"prompt_token_ids": [1.5]}],
+        [{"prompt_token_ids": [True]}],
+        [{"prompt_token_ids": "12"}],
+        [{"prompt_token_ids": 7}],
+        [None],
+    ],
+    ids=repr,
+)
+def test_what_is_no_prompt_is_refused(synthetic_model: Build, bad: Any) -> None:
+    with LLM(synthetic_model(), num_blocks=40) as llm:
+        with pytest.raises(RequestError, match="prompt"):
+            llm.generate(bad, GREEDY)
+        assert llm.engine.num_requests == 0
+
+
+def test_token_ids_of_numpy_are_token_ids(synthetic_model: Build) -> None:
+    with LLM(synthetic_model(), num_blocks=40) as llm:
+        output = llm.generate([{"prompt_token_ids": np.array([1, 2, 3])}], GREEDY)[0]  # type: ignore[typeddict-item]
+        assert list(output.outputs[0].token_ids) == continuation([1, 2, 3], 24, eos=EOS)

@@ -15,6 +15,7 @@ from pagegraft.custom_ops.manifest import Manifest
 from pagegraft.runtime import LLM, SamplingParams
 from pagegraft.runtime.engine.errors import ConfigurationError
 from pagegraft.runtime.model.session import OnnxRunner
+from pagegraft.runtime.model.shared_memory import attach
 
 from tests.wiring.synthetic import continuation
 
@@ -120,3 +121,27 @@ def test_unusable_names_and_amounts_are_refused_and_leave_nothing(synthetic_mode
         LLM(folder, num_blocks=16, shared_memory=name, runner=OnnxRunner(folder, Manifest.load(folder)))
     with pytest.raises(ConfigurationError, match="device 'npu'"):
         LLM(folder, num_blocks=16, shared_memory=name, device="npu")
+
+
+def test_a_load_that_fails_leaves_no_region(synthetic_model: Build, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError):
+        LLM(synthetic_model(), num_blocks=16, shared_memory=name, max_num_seqs=1000)
+    with LLM(synthetic_model(), num_blocks=16, shared_memory=name) as llm:
+        assert llm.generate([{"prompt_token_ids": [1]}], GREEDY)
+
+
+def test_another_users_region_is_refused_in_words(
+    synthetic_model: Build, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refuse(path: object, *arguments: int) -> int:
+        if str(path).endswith(name):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ConfigurationError, match="another user"):
+        LLM(synthetic_model(), num_blocks=16, shared_memory=name)
+    with pytest.raises(ConfigurationError, match="another user"):
+        attach(name)

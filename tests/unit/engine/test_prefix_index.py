@@ -64,3 +64,14 @@ def test_a_sequence_keeps_its_node_alive() -> None:
     assert index.find(index.root(""), block(1)) is node
     index.release(node)
     assert len(index) == 0
+
+
+def test_a_salt_is_any_string() -> None:
+    index = PrefixIndex(1)
+    for salt in ("", "é", "\ud800", "\ud83d\ude00", "\U0001f600"):
+        root = index.root(salt)
+        node = index.extend(root, b"1234")
+        index.retain(node)
+        assert index.find_root(salt) is root
+        index.release(node)
+        assert index.find_root(salt) is None

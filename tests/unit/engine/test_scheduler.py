@@ -10,7 +10,8 @@ from pagegraft.runtime.engine.cache_manager import CacheManager, GroupShape
 from pagegraft.runtime.engine.errors import ConfigurationError, RequestError
 from pagegraft.runtime.engine.positions import blocks_for, window_block_bound
 from pagegraft.runtime.engine.scheduler import Scheduler
-from pagegraft.runtime.engine.sequence import SequenceState
+from pagegraft.runtime.engine.sequence import Sequence, SequenceState
+from pagegraft.runtime.engine.waiting_queue import WaitingQueue
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
@@ -276,3 +277,40 @@ def test_ending_in_every_state_frees_everything(state: str) -> None:
     driver.run()
     assert sequence.finish_reason == "abort"
     assert other.finish_reason == "length"
+
+
+@pytest.mark.parametrize("where", ["lookup", "admit", "grow", "register"])
+def test_a_plan_that_cannot_be_made_leaves_the_accounting_whole(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(budget=16)
+    cache = driver.scheduler.cache
+    driver.add([1] * 9, 6)
+    driver.step()
+    driver.add([1] * 8 + [2] * 5, 5)
+    driver.add([1] * 8 + [3] * 10, 5)
+
+    def fail(*arguments: object) -> None:
+        raise MemoryError("no more")
+
+    work = getattr(cache, where)
+    calls = iter([work, fail] if where in ("grow", "register") else [fail])
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, where, lambda *arguments: next(calls, fail)(*arguments))
+        with pytest.raises(MemoryError):
+            driver.scheduler.schedule()
+    driver.check()
+    assert len(driver.scheduler.waiting) + len(driver.scheduler.running) == 3
+    driver.run()  # checks what every token saw, and that nothing is left
+
+
+def test_a_sequence_that_does_not_wait_can_be_withdrawn() -> None:
+    queue = WaitingQueue()
+    first, second = Sequence("a", [1], 2), Sequence("b", [1], 2)
+    queue.withdraw(first)
+    assert len(queue) == 0
+    first.order, second.order = (0, 1, 0), (0, 2, 0)
+    queue.push(first)
+    queue.push(second)
+    queue.take(second)
+    assert len(queue) == 1
+    queue.push(second)
+    assert [queue.pop(), queue.pop()] == [first, second]
