@@ -49,6 +49,7 @@ class CacheManager:
         digest: Digest = chained_digest,
     ) -> None:
         self.groups = tuple(groups)
+        self._has_windows = any(shape.window is not None for shape in self.groups)
         self.block_size = block_size
         self.max_chunk = max_chunk
         self.share_prefixes = share_prefixes
@@ -62,14 +63,22 @@ class CacheManager:
     # -- shared prefixes ------------------------------------------------------------------------------------------
 
     def lookup(self, sequence: Sequence) -> PrefixHit:
-        """The longest shared prefix whose keys and values are all there; at least one token is left to compute."""
-        node = self.index.find_root(sequence.cache_salt) if self.share_prefixes and sequence.read_cache else None
+        """The longest shared prefix whose keys and values are all there; at least one token is left to compute.
+
+        It goes on from the last node of `sequence.matched` that is still there, so that waiting costs no hashing.
+        """
+        if not self.share_prefixes or not sequence.read_cache:
+            return PrefixHit()
+        chain = sequence.matched
+        while chain and not chain[-1].live:
+            chain.pop()
+        node = chain[-1] if chain else self.index.find_root(sequence.cache_salt)
         if node is None:
             return PrefixHit()
         size = self.block_size
         data, stride = memoryview(sequence.tokens).cast("B"), size * sequence.tokens.itemsize
-        chain: list[PrefixNode] = []
-        for end in range(stride, ((sequence.num_tokens - 1) // size) * stride + 1, stride):
+        first = (len(chain) + 1) * stride
+        for end in range(first, ((sequence.num_tokens - 1) // size) * stride + 1, stride):
             node = self.index.find(node, bytes(data[end - stride : end]))
             if node is None:
                 break
@@ -79,6 +88,11 @@ class CacheManager:
 
     def _usable(self, chain: list[PrefixNode]) -> int:
         """Largest number of leading blocks that every group can serve: all of a full one, a window's last ones."""
+        if not self._has_windows:
+            for count, node in enumerate(chain):
+                if NO_BLOCK in node.blocks:
+                    return count
+            return len(chain)
         usable = 0
         runs = [0] * len(self.groups)  # blocks present without a gap up to here
         for count, node in enumerate(chain, 1):
@@ -133,6 +147,7 @@ class CacheManager:
         if self.share_prefixes:
             prefix = hit.nodes[-1] if hit.nodes else self.index.root(sequence.cache_salt)
         sequence.row = row
+        sequence.matched = []
         sequence.num_computed = len(hit.nodes) * self.block_size
         blocks: list[list[int]] = []
         sequence.released = []

@@ -76,6 +76,7 @@ class Lifecycle:
             self._leave(sequence)
         elif sequence.state == SequenceState.WAITING:
             self.waiting.withdraw(sequence)
+            sequence.matched = []
         elif sequence.state == SequenceState.FINISHED:
             return
         sequence.state = SequenceState.FINISHED

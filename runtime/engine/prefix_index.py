@@ -28,13 +28,14 @@ def chained_digest(parent: bytes, tokens: bytes) -> bytes:
 class PrefixNode:
     """One full block of tokens behind a given prefix. `tokens` are the raw bytes of its int32 token ids."""
 
-    __slots__ = ("blocks", "digest", "parent", "references", "tokens")
+    __slots__ = ("blocks", "digest", "live", "parent", "references", "tokens")
 
     def __init__(self, parent: PrefixNode | None, tokens: bytes, digest: bytes, num_groups: int) -> None:
         self.parent = parent
         self.tokens = tokens
         self.digest = digest
         self.blocks = [NO_BLOCK] * num_groups
+        self.live = True  # found by `find`; so are all of its ancestors then
         self.references = 0  # blocks + children + sequences whose newest full block this is
 
 
@@ -97,6 +98,7 @@ class PrefixIndex:
         current: PrefixNode | None = node
         while current is not None and current.references == 0:
             parent = current.parent
+            current.live = False
             if parent is None:
                 self._roots.pop(current.tokens[len(b"salt:") :].decode("utf-8", "surrogatepass"), None)
                 return

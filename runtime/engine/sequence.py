@@ -40,6 +40,7 @@ class Sequence:
         "capacity",
         "finish_reason",
         "index",
+        "matched",
         "max_tokens",
         "next_full",
         "num_cached_tokens",
@@ -99,6 +100,8 @@ class Sequence:
         self.prefix: PrefixNode | None = None
         self.next_full = 0
         self.shares_tail = False
+        # While it waits, the nodes that its tokens were found under when last looked for.
+        self.matched: list[PrefixNode] = []
 
     def append(self, token: int) -> None:
         """Adds a sampled token."""

@@ -9,6 +9,7 @@ from engine_driver import Driver, undisturbed
 from pagegraft.runtime.engine.cache_manager import CacheManager, GroupShape
 from pagegraft.runtime.engine.errors import ConfigurationError, RequestError
 from pagegraft.runtime.engine.positions import blocks_for, window_block_bound
+from pagegraft.runtime.engine.prefix_index import chained_digest
 from pagegraft.runtime.engine.scheduler import Scheduler
 from pagegraft.runtime.engine.sequence import Sequence, SequenceState
 from pagegraft.runtime.engine.waiting_queue import WaitingQueue
@@ -314,3 +315,44 @@ def test_a_sequence_that_does_not_wait_can_be_withdrawn() -> None:
     assert len(queue) == 1
     queue.push(second)
     assert [queue.pop(), queue.pop()] == [first, second]
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_looking_again_for_a_waiting_sequences_prefix_hashes_nothing_anew(window: int | None) -> None:
+    hashed = 0
+
+    def digest(parent: bytes, tokens: bytes) -> bytes:
+        nonlocal hashed
+        hashed += 1
+        return chained_digest(parent, tokens)
+
+    driver = Driver(groups=[GroupShape(window, 40)], budget=8, max_sequences=4, digest=digest)
+    driver.add([1] * 80, 40)
+    while driver.sequences[0].num_computed < 80:
+        driver.step()
+    waiting = driver.add([1] * 72 + [2] * 80, 2)
+    cache = driver.scheduler.cache
+    first = cache.lookup(waiting)
+    hashed = 0
+    assert cache.lookup(waiting) == first
+    assert hashed <= 1  # the block behind the hit
+
+
+def test_a_prefix_found_earlier_is_what_a_fresh_search_finds() -> None:
+    """Whatever was evicted, computed anew or computed further between two looks."""
+    rng = random.Random(3)
+    for groups in ([GroupShape(None, 24)], [GroupShape(None, 24), GroupShape(9, 20)]):
+        driver = Driver(groups=groups, budget=8, max_sequences=3)
+        cache = driver.scheduler.cache
+        lookers = [Sequence(str(i), [i % 2] * 30 + [3] * 9, 50) for i in range(4)]
+        found = set()
+        for _ in range(300):
+            if rng.random() < 0.3:
+                driver.add([rng.randrange(2)] * rng.randrange(1, 40) + [3] * rng.randrange(9), rng.randrange(1, 6))
+            if driver.scheduler.has_work:
+                driver.step()
+            for looker in lookers:
+                fresh = Sequence("fresh", looker.tokens, 50)
+                assert cache.lookup(looker) == cache.lookup(fresh)
+                found.add(len(cache.lookup(looker).nodes))
+        assert len(found) > 3  # prefixes came and went
