@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Unpack
 
+from .async_stream import Stream, accept, call_in, reject, set_all
 from .async_types import EngineStats, EngineStoppedError, QueueFullError, RequestOptions
 from .config import EngineConfig, Settings
 from .engine.engine import AnyRequest
@@ -36,27 +37,6 @@ _IDLE_SECONDS = 0.5
 _SPARE_DEADLINES = 16
 #: Prompts longer than this many characters are encoded outside the event loop.
 _LONG_PROMPT = 4096
-
-
-class _Stream:
-    """The way of one request's outputs to its coroutine. `latest` is replaced, never queued: outputs are cumulative."""
-
-    def __init__(self, options: RequestOptions) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.every = options.stream
-        self.accepted: asyncio.Future[None] = self.loop.create_future()
-        self.event = asyncio.Event()
-        self.latest: RequestOutput | None = None
-        self.failure: Exception | None = None  # raised in the coroutine instead of an output
-        self.done = False
-
-    def offer(self, request: AnyRequest) -> bool:
-        """In the stepping thread: makes an output when one is wanted; True when the coroutine is to be woken."""
-        finished = request.is_finished
-        if not finished and (not self.every or self.latest is not None):
-            return False
-        self.latest = request.output()
-        return True
 
 
 class AsyncLLM:
@@ -79,8 +59,8 @@ class AsyncLLM:
         self._ids = count()
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._streams: dict[str, _Stream] = {}
-        self._deadlines: list[tuple[float, int, str, _Stream]] = []
+        self._streams: dict[str, Stream] = {}
+        self._deadlines: list[tuple[float, int, str, Stream]] = []
         self._num_unfinished = 0
         self._heartbeat = time.monotonic()
         self._accepting = True
@@ -172,14 +152,14 @@ class AsyncLLM:
 
     # -- between the threads --------------------------------------------------------------------------------------
 
-    def _submit(self, source: RequestInput, options: RequestOptions) -> _Stream:
+    def _submit(self, source: RequestInput, options: RequestOptions) -> Stream:
         if not self._accepting:
             raise EngineStoppedError("the engine is shutting down and takes no more requests")
         if self._num_unfinished >= self._max_unfinished:
             raise QueueFullError(
                 f"{self._num_unfinished} requests are unfinished, the limit is {self._max_unfinished}; try again later"
             )
-        stream = _Stream(options)
+        stream = Stream(options)
         self._count(1)
         if not self._tell(lambda: self._add(source, options, stream)):
             self._count(-1)
@@ -254,7 +234,7 @@ class AsyncLLM:
         for request_id in list(self._streams):
             self._end(request_id, "error", text)
 
-    def _add(self, source: RequestInput, options: RequestOptions, stream: _Stream) -> None:
+    def _add(self, source: RequestInput, options: RequestOptions, stream: Stream) -> None:
         try:
             if self._closed:
                 raise EngineStoppedError("the engine has stopped and takes no more requests")
@@ -262,7 +242,7 @@ class AsyncLLM:
         except Exception as error:  # goes to the caller, whatever it is
             stream.done = True
             self._count(-1)
-            _call(stream.loop, _reject, stream.accepted, error)
+            call_in(stream.loop, reject, stream.accepted, error)
             return
         self._streams[source.request_id] = stream
         if options.timeout is not None:
@@ -272,9 +252,9 @@ class AsyncLLM:
                 # Most are of requests that have ended, and keep what those held.
                 self._deadlines = [e for e in self._deadlines if self._streams.get(e[2]) is e[3]]
                 heapq.heapify(self._deadlines)
-        _call(stream.loop, _accept, stream.accepted)
+        call_in(stream.loop, accept, stream.accepted)
 
-    def _abort(self, request_id: str, stream: _Stream) -> None:
+    def _abort(self, request_id: str, stream: Stream) -> None:
         """The coroutine went away: its request ends, unless another one has its name by now."""
         if self._streams.get(request_id) is stream:
             self._end(request_id, "abort")
@@ -293,7 +273,7 @@ class AsyncLLM:
                 self._end(request_id, "timeout")
 
     def _publish(self, changed: Sequence[AnyRequest]) -> None:
-        woken: dict[asyncio.AbstractEventLoop, list[_Stream]] = {}
+        woken: dict[asyncio.AbstractEventLoop, list[Stream]] = {}
         for request in changed:
             stream = self._streams.get(request.request_id)
             if stream is None:
@@ -312,32 +292,12 @@ class AsyncLLM:
                 self._count(-1)
                 del self._streams[request.request_id]
         for loop, streams in woken.items():
-            _call(loop, _set_all, streams)
+            call_in(loop, set_all, streams)
 
-    def _break(self, request_id: str, stream: _Stream, error: Exception) -> None:
+    def _break(self, request_id: str, stream: Stream, error: Exception) -> None:
         """Ends a stream with an exception instead of an output."""
         stream.failure, stream.done = error, True
         self._count(-1)
         del self._streams[request_id]
-        _call(stream.loop, _reject, stream.accepted, error)
-        _call(stream.loop, stream.event.set)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop was closed; nobody is left to hear it
-        loop.call_soon_threadsafe(function, *arguments)
-
-
-def _set_all(streams: list[_Stream]) -> None:
-    for stream in streams:
-        stream.event.set()
-
-
-def _accept(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _reject(future: asyncio.Future[None], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
+        call_in(stream.loop, reject, stream.accepted, error)
+        call_in(stream.loop, stream.event.set)
