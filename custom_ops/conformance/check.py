@@ -123,7 +123,8 @@ def _check_cache(
         scale_name = f"{side.letter}_scale_out"
         before, after = (x.swapaxes(1, 2) for x in (call.feeds[f"{side.letter}_scale"], outputs[scale_name]))
         _check_untouched(scale_name, before, after, written)
-        relative = 4 * (UNIT_ROUNDOFF[g.compute_dtype] if moved else UNIT_ROUNDOFF["float32"])
+        exact = 4 * UNIT_ROUNDOFF["float32"]
+        relative = transformed_error(g.compute_dtype, g.head_size) if moved else exact
         wanted = expected[scale_name].swapaxes(1, 2)[written]
         _check_close(scale_name, after[written], wanted, relative * np.abs(wanted.astype(np.float64)))
         scale_exact = bool((after[written] == wanted).all())
@@ -149,7 +150,9 @@ def _check_float_stored(name: str, got: Array, want: Array, g: Geometry, *, move
     if element_type(got) == "float16":
         step = np.maximum(step, 2.0**-24)  # subnormals
     if moved:
-        step = step + transformed_error(g.compute_dtype) * np.abs(wide).max(axis=-1, keepdims=True, initial=0.0)
+        step = step + transformed_error(g.compute_dtype, g.head_size) * np.abs(wide).max(
+            axis=-1, keepdims=True, initial=0.0
+        )
     _check_close(name, got, want, step)
 
 

@@ -34,7 +34,7 @@ def _stored_rule(call: Call, expected: Mapping[str, Array], name: str) -> dict[s
     if g.cache_dtype == g.compute_dtype and not moved:
         return {"exact": True}
     if g.cache_dtype in UNIT_ROUNDOFF:
-        error = 2 * UNIT_ROUNDOFF[g.cache_dtype] + (transformed_error(g.compute_dtype) if moved else 0.0)
+        error = 2 * UNIT_ROUNDOFF[g.cache_dtype] + (transformed_error(g.compute_dtype, g.head_size) if moved else 0.0)
         return {"absolute": error * largest}
     steps = stored_steps(g.compute_dtype, g.cache_dtype, transformed=moved)
     return {"steps": steps, "code_bits": 4 if g.cache_dtype == "int4" else 8}

@@ -21,8 +21,8 @@ stored values
     type: neighbouring codes for int8, int4, fp8 and 16-bit floats. Only values beside a tie do differ, so at most one
     code in a hundred (and two more) may, unless norm or rotary moved the value before. Norm and rotary are
     sums that can cancel, so their results are off by up to 4 uT times the largest channel of the head, in the cache's
-    units.
-    Per-token scales may be off by 4 roundings of float32, or of the compute type after norm or rotary.
+    units. The norm's mean of D squares, summed in float32, adds half of its u32 * sqrt(D) (the root halves it).
+    Per-token scales may be off by 4 roundings of float32, or by as much as a channel after norm or rotary.
 
 When stored values differ from the reference's within these bounds, the output is compared with what the reference
 computes from the values as stored: a code that fell on the other side of a tie is not charged twice.
@@ -76,13 +76,13 @@ def output_tolerance(compute_dtype: str, scale: OutputScale, *, transformed: boo
     return rounding + 2 * score_error * scale.value_max + sums + query
 
 
-def transformed_error(compute_dtype: str) -> float:
+def transformed_error(compute_dtype: str, head_size: int) -> float:
     """Error of a normed or rotated channel, relative to the largest channel of its head."""
-    return 4 * UNIT_ROUNDOFF[compute_dtype]
+    return 4 * UNIT_ROUNDOFF[compute_dtype] + UNIT_ROUNDOFF["float32"] * sqrt(head_size) / 2
 
 
 def stored_steps(compute_dtype: str, cache_dtype: str, *, transformed: bool) -> int:
     """Steps of the cache type by which a converted value may differ."""
     if not transformed:
         return 1
-    return 1 + int(transformed_error(compute_dtype) * _LARGEST_CODE.get(cache_dtype, 0))
+    return 1 + int(4 * UNIT_ROUNDOFF[compute_dtype] * _LARGEST_CODE.get(cache_dtype, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Unpack
 
@@ -20,6 +21,22 @@ def run_server(
     """Loads the model, serves until SIGINT or SIGTERM, then drains. `settings` as for LLM."""
     llm = AsyncLLM(model, max_unfinished=max_unfinished, **settings)
     app = create_app(llm, options)
-    address = f"http://{host}:{port}"
-    print(f"{options.model_name} at {address} (chat page), {address}/v1 (OpenAI), /metrics, /health", flush=True)
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=int(options.drain_seconds))
+    drain = int(options.drain_seconds)
+    config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=drain)
+    _Server(config, options.model_name).run()
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens once it does."""
+
+    def __init__(self, config: uvicorn.Config, model_name: str) -> None:
+        super().__init__(config)
+        self._model_name = model_name
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Binds, then prints the addresses; prints nothing when the port is taken."""
+        await super().startup(sockets)
+        if self.started:
+            port = self.servers[0].sockets[0].getsockname()[1]
+            address = f"http://{self.config.host}:{port}"
+            print(f"{self._model_name} at {address} (chat page), {address}/v1 (OpenAI), /metrics, /health", flush=True)
