@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from math import isfinite
 from typing import Any, Final
 
 from .errors import ContractError
@@ -236,14 +237,16 @@ ATTRIBUTES: Final[tuple[AttributeSpec, ...]] = (
     AttributeSpec(
         "kv_num_heads", "INT", None, "Key/value heads G, at least 1; divides H. 1 when LATENT.", required=True
     ),
-    AttributeSpec("scale", "FLOAT", None, "Factor on q.k; default 1/sqrt(D). Required when v_head_size is given."),
+    AttributeSpec(
+        "scale", "FLOAT", None, "Factor on q.k, finite; default 1/sqrt(D). Required when v_head_size is given."
+    ),
     AttributeSpec("softcap", "FLOAT", 0.0, "cap * tanh(score / cap) when > 0; not negative."),
     AttributeSpec("local_window_size", "INT", -1, "W, at least 1: position p sees (p - W, p]; -1 for all."),
     AttributeSpec("is_causal", "INT", 1, "0: new tokens of a sequence see each other both ways."),
     AttributeSpec("do_rotary", "INT", 0, "1: rotate q and k by cos_cache/sin_cache at their absolute position."),
     AttributeSpec("rotary_interleaved", "INT", 0, "1: pairs (2i, 2i+1); 0: pairs (i, i + rotary_dim/2)."),
     AttributeSpec("rotary_offset", "INT", 0, "First rotated channel; a multiple of 8, not negative."),
-    AttributeSpec("qk_norm_epsilon", "FLOAT", 1e-6, "Epsilon of the q/k RMSNorm."),
+    AttributeSpec("qk_norm_epsilon", "FLOAT", 1e-6, "Epsilon of the q/k RMSNorm; not negative."),
     AttributeSpec("k_quant_type", "STRING", "NONE", "NONE, PER_TENSOR, PER_CHANNEL; PER_TOKEN in domain pagegraft."),
     AttributeSpec("v_quant_type", "STRING", "NONE", "As k_quant_type."),
     AttributeSpec(
@@ -321,8 +324,12 @@ def _check_attributes(a: AttentionAttributes) -> None:
         fail("kv_num_heads", f"must be at least 1 and divide num_heads={a.num_heads}")
     if a.local_window_size < 1 and a.local_window_size != -1:
         fail("local_window_size", "must be -1 (unused) or at least 1")
-    if a.softcap < 0:
-        fail("softcap", "must not be negative")
+    # Comparisons are turned round so that NaN fails them.
+    for name in ("softcap", "qk_norm_epsilon"):
+        if not getattr(a, name) >= 0:
+            fail(name, "must be a number that is not negative")
+    if a.scale is not None and not isfinite(a.scale):
+        fail("scale", "must be a finite number")
     for name in ("is_causal", "do_rotary", "rotary_interleaved"):
         if getattr(a, name) not in (0, 1):
             fail(name, "must be 0 or 1")

@@ -160,8 +160,10 @@ def _check_presence(feeds: Feeds, attributes: AttentionAttributes) -> None:
         present("key", wanted=True, why="when kv_cache_layout is LATENT")
         present("value", wanted=False, why="when kv_cache_layout is LATENT")
         present("value_cache", wanted=False, why="when kv_cache_layout is LATENT")
-        if attributes.v_quant_type != "NONE" or attributes.v_cache_dtype:
-            _fail("v_quant_type", "no type or granularity of values when kv_cache_layout is LATENT", "one")
+        if attributes.v_quant_type != "NONE":
+            _fail("v_quant_type", "NONE when kv_cache_layout is LATENT", attributes.v_quant_type)
+        if attributes.v_cache_dtype:
+            _fail("v_cache_dtype", "'' when kv_cache_layout is LATENT", repr(attributes.v_cache_dtype))
     else:
         present("value", wanted="key" in feeds, why="exactly when key is given")
         present("value_cache", wanted=True, why="when kv_cache_layout is SEPARATE")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
@@ -33,6 +33,7 @@ FEATURES: Final[Mapping[str, str]] = {
     "alibi": "alibi_slopes (domain pagegraft)",
     "per_token": "PER_TOKEN scales (domain pagegraft)",
 }
+COMPUTE_DTYPES: Final = ("float32", "float16", "bfloat16")
 ALL_BLOCK_SIZES: Final = frozenset(1 << i for i in range(MAX_BLOCK_SIZE.bit_length()))
 
 
@@ -43,10 +44,11 @@ class Capabilities:
     `head_size_multiple` and `max_head_size` bound key and value head sizes. `bad_ids`: a block id or slot that the
     contract forbids is an "error", or "masked" (treated as -1). `validates`: other malformed feeds raise an error.
     `bitwise`: a sequence's output does not depend, in any bit, on what else is in the batch. `max_cache_bytes`: size of
-    one cache tensor that is still run.
+    one cache tensor that is still run. The sets may be given as any collection. Raises ContractError for values that
+    the contract does not know.
     """
 
-    compute_dtypes: frozenset[str] = frozenset({"float32", "float16", "bfloat16"})
+    compute_dtypes: frozenset[str] = frozenset(COMPUTE_DTYPES)
     cache_dtypes: frozenset[str] = frozenset(CACHE_DTYPES)
     block_sizes: frozenset[int] = ALL_BLOCK_SIZES
     features: frozenset[str] = frozenset(FEATURES)
@@ -58,9 +60,33 @@ class Capabilities:
     max_cache_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        unknown = self.features - set(FEATURES)
-        if unknown:
-            raise ContractError(f"unknown features {sorted(unknown)}; the contract has: {', '.join(FEATURES)}")
+        known: Mapping[str, Iterable[Any]] = {
+            "compute_dtypes": COMPUTE_DTYPES,
+            "cache_dtypes": CACHE_DTYPES,
+            "block_sizes": sorted(ALL_BLOCK_SIZES),
+            "features": FEATURES,
+        }
+        for name, values in known.items():
+            object.__setattr__(self, name, _claimed(name, getattr(self, name), values))
+        if self.bad_ids not in ("error", "masked"):
+            raise ContractError(f"capabilities: bad_ids={self.bad_ids!r}; it is 'error' or 'masked'")
+        if self.head_size_multiple < 1:
+            raise ContractError(f"capabilities: head_size_multiple={self.head_size_multiple}; it is at least 1")
+
+
+def _claimed(name: str, values: Any, known: Iterable[Any]) -> frozenset[Any]:
+    """A claim given as any collection, as a frozenset. Raises ContractError for a value that the contract lacks."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ContractError(
+            f"capabilities: {name}={values!r}; give a set, such as frozenset({{{next(iter(known))!r}}})"
+        )
+    claimed = tuple(values)
+    known = tuple(known)
+    unknown = [v for v in claimed if v not in known]
+    if unknown:
+        listed = ", ".join(str(v) for v in known)
+        raise ContractError(f"capabilities: unknown {name} {unknown}; the contract has: {listed}")
+    return frozenset(claimed)
 
 
 @runtime_checkable
@@ -105,18 +131,46 @@ def load_backend(name: str) -> Backend:
     """A name of ours or `package.module:Class` (made without arguments). Raises ContractError."""
     if name == "reference":
         return ReferenceBackend()
-    name = _OURS.get(name, name)
-    module_name, _, class_name = name.partition(":")
+    factory = _factory(name)
     try:
-        factory = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
+        backend = factory()
+    except TypeError as error:
+        raise ContractError(f"backend '{name}' cannot be made without arguments ({error})") from error
+    missing = [member for member in ("name", "capabilities", "run") if not hasattr(backend, member)]
+    if missing or not isinstance(backend, Backend):
         raise ContractError(
-            f"backend '{name}' cannot be loaded ({error}); give reference, {', '.join(_OURS)}, or package.module:Class"
-        ) from error
-    backend = factory()
-    if not isinstance(backend, Backend):
-        raise ContractError(f"backend '{name}' is no Backend; it needs name, capabilities() and run(feeds, attributes)")
+            f"backend '{name}' is no Backend: it has no {' and no '.join(missing)}; "
+            "it needs name, capabilities() and run(feeds, attributes)"
+        )
+    _check_capabilities(name, backend)
     return backend
+
+
+def _factory(name: str) -> Any:
+    """The class that a name stands for. Raises ContractError."""
+    module_name, _, class_name = _OURS.get(name, name).partition(":")
+    wanted = f"give package.module:Class, or one of reference, {', '.join(_OURS)}"
+    if "/" in module_name or module_name.endswith(".py") or not module_name or not class_name:
+        raise ContractError(f"backend '{name}' is no module and class; {wanted}")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except ModuleNotFoundError as error:
+        own = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
+        hint = "set PYTHONPATH=. when it lies in the working directory" if own else "install what it imports"
+        raise ContractError(f"backend '{name}' cannot be loaded ({error}); {hint}; {wanted}") from error
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ContractError(f"backend '{name}' cannot be loaded ({error}); {wanted}") from error
+
+
+def _check_capabilities(name: str, backend: Backend) -> None:
+    try:
+        claims: object = backend.capabilities()
+    except (ContractError, TypeError) as error:
+        raise ContractError(f"backend '{name}': {error}") from error
+    if not isinstance(claims, Capabilities):
+        raise ContractError(
+            f"backend '{name}': capabilities() returned {claims!r:.80}; it must return Capabilities(...)"
+        )
 
 
 def used_features(feeds: Feeds, attributes: AttentionAttributes, g: Geometry) -> set[str]:
@@ -158,5 +212,6 @@ def unclaimed(c: Capabilities, call: Call, extra_features: frozenset[str] = froz
         if size > c.max_head_size or size % c.head_size_multiple:
             return f"head size {size}"
     if call.feeds["key_cache"].nbytes > c.max_cache_bytes:
-        return f"a cache of {call.feeds['key_cache'].nbytes} bytes"
+        # The same words for every such case, so that a summary can count them.
+        return f"a cache larger than max_cache_bytes={c.max_cache_bytes}"
     return None

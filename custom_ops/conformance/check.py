@@ -90,6 +90,8 @@ def _check_form(expected: Mapping[str, Array], outputs: Mapping[str, Array]) -> 
         if name not in outputs:
             _fail(f"{name}: missing from the outputs")
         got = outputs[name]
+        if not isinstance(got, np.ndarray):
+            _fail(f"{name}: expected a numpy array, got a {type(got).__name__}")
         if got.shape != want.shape or got.dtype != want.dtype:
             _fail(f"{name}: expected {want.dtype} {list(want.shape)}, got {got.dtype} {list(got.shape)}")
 

@@ -13,7 +13,7 @@ from ..errors import ContractError
 from ..files import check_writable
 from .backends import Backend, load_backend
 from .cases import GROUPS, Case, all_cases
-from .report import print_summary, succeeded, write_json, write_junit
+from .report import any_ran, print_summary, succeeded, write_json, write_junit
 from .run import Result, read_xfails, run_cases
 
 __all__ = ["Reports", "Selection", "export", "run", "run_mutants"]
@@ -50,7 +50,7 @@ class Reports:
 
 
 def run(backend_name: str, selection: Selection, reports: Reports, *, imported: Path | None = None) -> bool:
-    """Runs cases, or the vectors of a folder, and prints the summary. False when something failed."""
+    """Runs cases, or the vectors of a folder, and prints the summary. False when something failed or nothing ran."""
     for report in (reports.json, reports.junit):
         if report:
             check_writable(report, ContractError)
@@ -67,6 +67,8 @@ def run(backend_name: str, selection: Selection, reports: Reports, *, imported: 
         write_json(reports.json, backend, results)
     if reports.junit:
         write_junit(reports.junit, backend, results)
+    if not any_ran(results):
+        Console().print("no case ran: all that is selected lies outside the backend's claims", style="red")
     return succeeded(results)
 
 

@@ -19,7 +19,7 @@ from ..errors import ContractError
 from .backends import Backend
 from .run import Result, Status
 
-__all__ = ["print_summary", "succeeded", "write_json", "write_junit"]
+__all__ = ["any_ran", "print_summary", "succeeded", "write_json", "write_junit"]
 
 _SHOWN_FAILURES = 8
 _STATUSES: tuple[Status, ...] = ("passed", "failed", "xfailed", "xpassed", "not claimed")
@@ -27,8 +27,13 @@ _ALWAYS_SHOWN = ("passed", "failed", "not claimed")
 
 
 def succeeded(results: Sequence[Result]) -> bool:
-    """True when nothing failed and nothing that was expected to fail passed."""
-    return not any(r.status in ("failed", "xpassed") for r in results)
+    """True when something ran, nothing failed, and nothing that was expected to fail passed."""
+    return any_ran(results) and not any(r.status in ("failed", "xpassed") for r in results)
+
+
+def any_ran(results: Sequence[Result]) -> bool:
+    """False when every case was outside the backend's claims."""
+    return any(r.status != "not claimed" for r in results)
 
 
 def write_json(path: Path, backend: Backend, results: Sequence[Result]) -> None:

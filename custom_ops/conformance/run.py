@@ -22,7 +22,7 @@ from .cases import Case
 from .check import MismatchError, Oracle, check_outputs
 from .oracle import token_by_token
 
-__all__ = ["Result", "Status", "oracle_for", "read_xfails", "run_case", "run_cases"]
+__all__ = ["Result", "Status", "oracle_for", "read_xfails", "run_call", "run_case", "run_cases"]
 
 Status = Literal["passed", "failed", "not claimed", "xfailed", "xpassed"]
 
@@ -100,8 +100,16 @@ def _unclaimed(capabilities: Capabilities, case: Case) -> str | None:
 
 def _run(backend: Backend, call: Call) -> dict[str, Array]:
     """Runs a private copy of the call."""
-    private = call.copy()
-    return dict(backend.run(private.feeds, private.attributes))
+    return run_call(backend, call.copy())
+
+
+def run_call(backend: Backend, call: Call) -> dict[str, Array]:
+    """The outputs of one call, whose feeds the backend may change. Raises MismatchError for what is no dict."""
+    outputs: object = backend.run(call.feeds, call.attributes)
+    if not isinstance(outputs, Mapping):
+        got = "None" if outputs is None else f"a {type(outputs).__name__}"
+        raise MismatchError(f"run() returned {got}; it must return a dict from output name to numpy array")
+    return dict(outputs)
 
 
 def _compare(backend: Backend, case: Case) -> float:
@@ -122,6 +130,9 @@ def _error(backend: Backend, case: Case) -> float | None:
     except ValueError as error:
         if not any(name in str(error) for name in case.names):
             raise MismatchError(f"the error names none of {', '.join(case.names)}: {error}") from None
+    except Exception as error:
+        wanted = f"expected a ValueError that names {' or '.join(case.names)}"
+        raise MismatchError(f"{wanted}; raised {type(error).__name__}: {error}") from None
     else:
         raise MismatchError(f"no error; one that names {' or '.join(case.names)} was expected")
     for name in ("key_cache", "value_cache", "k_scale", "v_scale"):
@@ -205,7 +216,7 @@ def _far_call(case: Case) -> tuple[Call, Call]:
 
 def _far(backend: Backend, case: Case) -> float:
     near, far = _far_call(case)
-    outputs = dict(backend.run(far.feeds, far.attributes))
+    outputs = run_call(backend, far)
     offset = case.setup.id_offset
     for name in ("key_cache_out", "value_cache_out"):
         if name in outputs:

@@ -36,7 +36,7 @@ from .cases import Case
 from .check import MismatchError, check_outputs
 from .node_model import ONNX_TYPES, domain_of, node_model, output_names
 from .portable_rules import comparison_rules
-from .run import Result, Status
+from .run import Result, Status, run_call
 
 __all__ = ["export_cases", "read_vector", "run_folder"]
 
@@ -125,7 +125,7 @@ def _run_vector(backend: Backend, place: Path, id: str) -> Result:
     begin = time.perf_counter()
     private, detail, error = call.copy(), "", None
     try:
-        outputs = dict(backend.run(private.feeds, private.attributes))
+        outputs = run_call(backend, private)
         error = check_outputs(call, outputs, stored_or_reference)
     except MismatchError as mismatch:
         detail = str(mismatch)

@@ -74,6 +74,11 @@ def test_attribute_table_and_dataclass_agree() -> None:
         ("local_window_size", 0),
         ("local_window_size", -2),
         ("softcap", -0.5),
+        ("softcap", float("nan")),
+        ("scale", float("inf")),
+        ("scale", float("nan")),
+        ("qk_norm_epsilon", -1e-6),
+        ("qk_norm_epsilon", float("nan")),
         ("is_causal", 2),
         ("do_rotary", -1),
         ("rotary_interleaved", 3),
@@ -91,6 +96,13 @@ def test_attribute_table_and_dataclass_agree() -> None:
 def test_a_value_out_of_range_is_named(name: str, value: Any) -> None:
     with pytest.raises(ContractError, match=name):
         AttentionAttributes.from_dict({**REQUIRED, name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("scale", 0.0), ("scale", -0.5), ("qk_norm_epsilon", 0.0)])
+def test_a_value_at_the_edge_is_kept(name: str, value: float) -> None:
+    attributes = AttentionAttributes.from_dict({**REQUIRED, name: value})
+    assert getattr(attributes, name) == value
+    assert attributes.to_dict()[name] == value
 
 
 def test_latent_rules() -> None:

@@ -68,6 +68,8 @@ def _cut(axis: int) -> Callable[[Any], Any]:
 _ROTARY: dict[str, Any] = {"rotary_dim": 16}
 _INT8: dict[str, Any] = {"cache": "int8", "k_quant": "PER_CHANNEL"}
 _LATENT: dict[str, Any] = {"kv_heads": 1, "head_size": 24, "latent_value_size": 16, "attributes": {"scale": 0.25}}
+_FP8: dict[str, Any] = {"cache": "float8e4m3fn", "k_quant": "PER_TENSOR"}
+_LATENT_INT8: dict[str, Any] = {**_LATENT, "cache": "int8", "k_quant": "PER_TENSOR"}
 
 
 def _attribute_cases() -> list[Case]:
@@ -81,6 +83,7 @@ def _attribute_cases() -> list[Case]:
         one("local_window_size", "window_zero", value=0),
         one("local_window_size", "window_minus_2", value=-2),
         one("softcap", "softcap_negative", value=-1.0),
+        one("qk_norm_epsilon", "qk_norm_epsilon_negative", value=-1.0, norm=True),
         one("is_causal", "is_causal_2", value=2),
         one("do_rotary", "do_rotary_2", value=2),
         one("rotary_interleaved", "rotary_interleaved_2", value=2, **_ROTARY),
@@ -99,9 +102,28 @@ def _attribute_cases() -> list[Case]:
         _case("attribute_latent_two_kv_heads", _set(kv_num_heads=2), "kv_num_heads", **_LATENT),
         one("k_quant_type", "quant_type_for_float_cache", value="PER_TENSOR"),
         one("k_quant_type", "no_quant_type_for_int8", value="NONE", **_INT8),
+        _case("attribute_quant_type_and_scale_for_float_cache", _quantise, *_QUANTISED),
+        _case("attribute_int8_without_quantisation", _unquantise, *_QUANTISED, **_INT8),
+        _case("attribute_fp8_without_quantisation", _unquantise, *_QUANTISED, **_FP8),
         one("k_quant_type", "per_token_fp8", value="PER_TOKEN", cache="float8e4m3fn", k_quant="PER_TENSOR"),
         one("k_cache_dtype", "no_cache_dtype_for_uint8", value="", cache="int4", k_quant="PER_TENSOR"),
     ]  # fmt: skip
+
+
+_QUANTISED = ("k_quant_type", "v_quant_type", "k_scale", "v_scale")
+
+
+def _quantise(call: Call) -> None:
+    """Granularities with their scales: consistent, but the cache is not quantised."""
+    for letter in "kv":
+        call.attributes[f"{letter}_quant_type"] = "PER_TENSOR"
+        call.feeds[f"{letter}_scale"] = np.ones(1, np.float32)
+
+
+def _unquantise(call: Call) -> None:
+    """No granularities and no scales: consistent, but the cache is quantised."""
+    for letter in "kv":
+        del call.attributes[f"{letter}_quant_type"], call.feeds[f"{letter}_scale"]
 
 
 def _shape_cases() -> list[Case]:
@@ -171,6 +193,11 @@ def _presence_cases() -> list[Case]:
         _case("latent_with_value", _add("value", "float32", 8, 24), "value", **_LATENT),
         _case("latent_with_value_cache", _add("value_cache", "float32", 9, 8, 1, 24), "value_cache", **_LATENT),
         _case("latent_with_v_quant_type", _set(v_quant_type="PER_TENSOR"), "v_quant_type", **_LATENT),
+        _case(
+            "latent_int8_with_v_quant_type", _set(v_quant_type="PER_CHANNEL"), "v_quant_type", "v_scale", **_LATENT_INT8
+        ),
+        _case("latent_with_v_cache_dtype", _set(v_cache_dtype="float32"), "v_cache_dtype", **_LATENT),
+        _case("latent_int8_with_v_scale", _add("v_scale", "float32", 1), "v_scale", "v_quant_type", **_LATENT_INT8),
         _case("latent_without_key", _drop("key"), "key", **_LATENT),
     ]
 
