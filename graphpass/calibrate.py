@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnx_ir as ir
 from pagegraft.custom_ops import manifest as names
 
 from .errors import KvCacheError
 from .evaluate import Array
+from .external_data import load_graph
 from .packed import PackedModel
 from .rewrite.cache_dtype import CacheFormat, LayerScales
 from .rewrite.rotation import rotations
@@ -144,7 +144,8 @@ def compute_scales(model: Path, manifest: names.Manifest, text: TokenText, form:
         packed.place(number, offset)
         feed_text(packed, number, window)
     layers = []
-    for index, (layer, rotation) in enumerate(zip(manifest.layers, rotations(ir.load(model), manifest), strict=True)):
+    turned = rotations(load_graph(model), manifest)
+    for index, (layer, rotation) in enumerate(zip(manifest.layers, turned, strict=True)):
         keys = _collect(packed, index, "key", len(windows))
         if rotation is not None:
             position_T = np.concatenate([np.arange(len(w)) for w in windows])

@@ -19,6 +19,7 @@ from .accuracy import KvAccuracy, measure
 from .cache_storage import storage_type
 from .calibrate import KvScales, blocks_for, compute_scales, windows_of
 from .errors import KvCacheError
+from .external_data import load_graph
 from .options import ConvertOptions
 from .packed import PackedModel
 from .rewrite.cache_dtype import KV_DTYPES, CacheFormat, set_cache_format
@@ -112,7 +113,7 @@ def change_caches(
         progress("computing scales from the bundled calibration text")
         text = bundled_text("calibration", folder, manifest.vocab_size)
         scales = compute_scales(file, manifest, text, request.form)
-    model = ir.load(file)
+    model = load_graph(file)
     changed = set_cache_format(model, manifest, request.form, () if scales is None else scales.layers)
     ir.save(model, file)
     return replace(changed, graph_digest=names.file_digest(file))

@@ -18,6 +18,7 @@ from onnx_ir.passes import common
 from .decompose import decompose_attention
 from .einsum import spell_out_einsum
 from .errors import SourceError
+from .external_data import is_below, load_graph
 from .upcast import upcast_bfloat16
 
 __all__ = ["Source", "find_model", "load", "normalise"]
@@ -56,7 +57,7 @@ def find_model(source: Path) -> Source:
 def load(source: Source) -> ir.Model:
     """Loads the graph; external data stays on disk. Raises SourceError for what is not a complete ONNX model."""
     try:
-        model = ir.load(source.file)
+        model = load_graph(source.file)
     except Exception as error:  # protobuf and onnx_ir raise their own exceptions for damaged files
         cause: BaseException = error
         while cause.__cause__ is not None:
@@ -66,6 +67,10 @@ def load(source: Source) -> ir.Model:
     if model.graph.num_nodes() == 0:
         raise SourceError(f"{source.file} is not an ONNX model or has no nodes; export the model again")
     for path, needed in _data_files(model).items():
+        if not is_below(path, source.file.parent):
+            raise SourceError(
+                f"{source.file} names the data file {path}, which lies outside its folder; put it beside the model"
+            )
         if not path.is_file():
             raise SourceError(
                 f"{source.file} needs the external data file {path.name}, which is missing from {path.parent}; "
