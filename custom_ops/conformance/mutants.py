@@ -151,6 +151,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _one("bias from the key's position alone", "masks", "(position_P[sees_P] - p)", "position_P[sees_P]"),
     _one("scale applied twice", "core", _SCORE, _SCORE.replace("scale *", "scale * scale *")),
+    _one("scale of zero is the default", "core", "if a.scale is None else", "if not a.scale else"),
     _one("scale of the value head size", "core", "1.0 / np.sqrt(g.head_size)", "1.0 / np.sqrt(g.value_head_size)"),
     Mutant(
         name="stale cache read before the write",

@@ -45,6 +45,7 @@ def cases() -> list[Case]:
         case("core/value_head_wider", value_head_size=40),
         case("core/value_head_packed", value_head_size=24, packed=True),
         case("core/value_head_float16", value_head_size=24, compute="float16"),
+        *(case(f"core/zero_scale_{t}", compute=t, attributes={"scale": 0.0}) for t in _DTYPES),
         case("core/negative_scale", attributes={"scale": -0.2}),
         case("core/zero_query", gains=(0.0, 1.0, 1.0)),
         case("core/one_token", new=(1,), past=(0,)),
