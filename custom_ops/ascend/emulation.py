@@ -33,6 +33,8 @@ _TENSORS: Final = (
     "attention_metadata", "output",
 )  # fmt: skip
 _TYPES: Final = ("float16", "bfloat16", "float32")
+#: `kAbsentScale` of op_kernel/paged_attention_tiling_data.h.
+_ABSENT_SCALE: Final = 3e38
 _QUANT: Final = {"NONE": 0, "PER_TENSOR": 1, "PER_CHANNEL": 2, "PER_TOKEN": 3}
 
 
@@ -238,7 +240,7 @@ def _call(feeds: Feeds, a: AttentionAttributes, g: Geometry, device: Device) -> 
         doRotary=a.do_rotary,
         hasQkNorm="q_norm_weight" in feeds,
         latent=a.latent,
-        scale=a.scale or 0.0,
+        scale=_ABSENT_SCALE if a.scale is None else a.scale,
         softcap=a.softcap,
         alibiCount=len(a.alibi_slopes),
         alibiSlopes=ctypes.cast(slopes, ctypes.POINTER(ctypes.c_float)),

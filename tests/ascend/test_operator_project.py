@@ -138,6 +138,7 @@ def test_inference_fails_without_a_value_cache(host: ctypes.CDLL, node: ctypes.c
         {"packed": True, "compute": "bfloat16", "attributes": {"scale": 0.5, "softcap": 2.0}},
         {"cache": "int8", "k_quant": "PER_CHANNEL", "v_quant": "PER_TENSOR", "sink": True, "slots": "explicit"},
         {"attributes": {"alibi_slopes": [0.5, 0.25, 0.1, 0.2], "local_window_size": 7, "is_causal": 0}},
+        {"attributes": {"scale": 0.0}},
     ],
 )
 def test_tiling_from_a_context_is_what_the_emulator_runs(
@@ -152,6 +153,28 @@ def test_tiling_from_a_context_is_what_the_emulator_runs(
     assert 1 <= sizes[0] <= 48
     assert sizes[1] == 1, "SyncAll needs every core to start together"
     assert sizes[2] >= 16 * 2**20, "the system's own workspace comes on top"
+
+
+@pytest.mark.parametrize("text", ["{:f}", "{:g}"], ids=["fixed", "six digits"])
+def test_an_absent_scale_is_the_default_and_zero_is_zero(host: ctypes.CDLL, text: str) -> None:
+    """The definition's initial value passes through text on its way to the tiling; it must not become a scale."""
+    lines = [line.split(" ") for line in _text(host.pg_host_describe).splitlines()]
+    (initial,) = [float(line[4]) for line in lines if line[:2] == ["attribute", "scale"]]
+    tilings = {}
+    for given in (None, float(text.format(initial)), 0.25, 0.0):
+        call = half_call(head_size=16)
+        call.attributes.pop("scale", None)
+        if given is not None:
+            call.attributes["scale"] = given
+        node = ctypes.c_void_p(host.pg_host_node())
+        _fill(host, node, call)
+        data = ctypes.create_string_buffer(4096)
+        assert host.pg_host_tile(node, ctypes.c_int64(48), data, (ctypes.c_int64 * 3)()) == 0
+        host.pg_host_free(node)
+        tilings[given] = data.raw
+    absent, spelled, quarter, zero = tilings.values()
+    assert absent == spelled == quarter  # 1 / sqrt(16)
+    assert zero != absent
 
 
 def test_tiling_refuses_what_the_kernel_lacks(host: ctypes.CDLL, node: ctypes.c_void_p) -> None:

@@ -60,6 +60,11 @@ def test_plain_causal_attention(compute: str) -> None:
     check_outputs(call, _run(call), reference)
 
 
+def test_a_scale_of_zero() -> None:
+    call = half_call(block_size=128, new=(1, 6), past=(200, 0), slots="explicit", attributes={"scale": 0.0})
+    check_outputs(call, _run(call), reference)
+
+
 def test_tokens_without_a_slot_are_not_written() -> None:
     call = half_call(block_size=128, new=(2, 1), past=(3, 9), slots="explicit", skipped=(1,))
     check_outputs(call, _run(call), reference)

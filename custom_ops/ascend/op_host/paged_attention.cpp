@@ -1,5 +1,6 @@
 // Definition of the operator PagedAttention: the contract of com.microsoft::PagedAttention version 1 with this kernel's
 // types. The cache outputs carry the names of the cache inputs, which is how an in-place operator is declared.
+#include "../op_kernel/paged_attention_tiling_data.h"
 #include "paged_attention_host.h"
 
 namespace ops {
@@ -63,7 +64,7 @@ private:
     void DefineAttributes() {
         this->Attr("num_heads").AttrType(REQUIRED).Int();
         this->Attr("kv_num_heads").AttrType(REQUIRED).Int();
-        this->Attr("scale").AttrType(OPTIONAL).Float(0.0f);
+        this->Attr("scale").AttrType(OPTIONAL).Float(pagegraft::kAbsentScale);
         this->Attr("softcap").AttrType(OPTIONAL).Float(0.0f);
         this->Attr("local_window_size").AttrType(OPTIONAL).Int(-1);
         this->Attr("is_causal").AttrType(OPTIONAL).Int(1);

@@ -69,7 +69,7 @@ float FloatOf(const gert::RuntimeAttrs& attributes, size_t index, float missing)
 void ReadAttributes(const gert::RuntimeAttrs& attributes, Problem& p) {
     p.numHeads = IntOf(attributes, kAttrNumHeads, 0);
     p.kvHeads = IntOf(attributes, kAttrKvNumHeads, 0);
-    p.scale = FloatOf(attributes, kAttrScale, 0.0f);
+    p.scale = FloatOf(attributes, kAttrScale, kAbsentScale);
     p.softcap = FloatOf(attributes, kAttrSoftcap, 0.0f);
     p.windowSize = IntOf(attributes, kAttrWindow, -1);
     p.isCausal = IntOf(attributes, kAttrCausal, 1);

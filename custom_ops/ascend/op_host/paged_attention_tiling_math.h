@@ -21,7 +21,7 @@ struct Problem {
     int64_t keyQuant, valueQuant;   // QuantKind
     int64_t isCausal, windowSize;   // window -1: none
     int64_t doRotary, hasQkNorm, latent;   // refused
-    float scale, softcap;     // scale 0: 1/sqrt(D)
+    float scale, softcap;     // scale kAbsentScale: 1/sqrt(D)
     int64_t alibiCount;
     const float* alibiSlopes;
 };
@@ -173,7 +173,8 @@ inline TilingResult ComputeTiling(const Problem& p, const Device& device) {
     d.hasSink = p.hasSink != 0 ? 1 : 0;
     d.keyQuant = static_cast<int32_t>(p.keyQuant);
     d.valueQuant = static_cast<int32_t>(p.valueQuant);
-    d.scale = p.scale != 0.0f ? p.scale : 1.0f / std::sqrt(static_cast<float>(p.headSize));
+    // Above half of it, so that the value may pass through text with few digits.
+    d.scale = p.scale < kAbsentScale / 2 ? p.scale : 1.0f / std::sqrt(static_cast<float>(p.headSize));
     d.softcap = p.softcap;
     d.hasAlibi = p.alibiCount != 0 ? 1 : 0;
     for (int64_t h = 0; h < p.alibiCount; ++h) { d.alibiSlopes[h] = p.alibiSlopes[h]; }

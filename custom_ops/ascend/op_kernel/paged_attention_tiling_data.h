@@ -16,6 +16,9 @@ constexpr int32_t kMaxBatch = 4;          // rows whose instructions are interle
 constexpr int32_t kWriteChunk = 4096;     // elements of a token's key or value row that the cache writer handles at once
 constexpr int32_t kMaxAlibiHeads = 128;
 
+// The operator's attributes cannot be absent: this value of `scale`, whose scores would overflow, says that none is given.
+constexpr float kAbsentScale = 3e38f;
+
 // How a cache is quantised; the values of k_quant_type and v_quant_type.
 enum QuantKind : int32_t { kQuantNone = 0, kQuantPerTensor = 1, kQuantPerChannel = 2 };
 

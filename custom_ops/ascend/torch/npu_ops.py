@@ -44,7 +44,7 @@ def torch_npu_attention(torch: Any, torch_npu: Any) -> Callable[..., Any]:
             actual_seq_lengths_kv=[past + n for past, n in zip(lengths, new, strict=True)],
             num_heads=attributes.num_heads,
             num_key_value_heads=heads,
-            scale=attributes.scale or width**-0.5,
+            scale=width**-0.5 if attributes.scale is None else attributes.scale,
             sparse_mode=3,
         )
         return output.reshape(len(tensors["query"]), -1)

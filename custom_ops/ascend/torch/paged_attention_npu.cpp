@@ -11,6 +11,8 @@ namespace {
 
 using Optional = const c10::optional<at::Tensor>&;
 
+constexpr double kAbsentScale = 3e38;   // as in op_kernel/paged_attention_tiling_data.h
+
 aclDataType TypeOf(const at::Tensor& tensor) {
     switch (tensor.scalar_type()) {
         case at::kFloat: return ACL_FLOAT;
@@ -68,7 +70,7 @@ at::Tensor PagedAttention(const at::Tensor& query, Optional key, Optional value,
     const auto status = aclnnPagedAttentionGetWorkspaceSize(
         in[0].get(), in[1].get(), in[2].get(), in[3].get(), in[4].get(), in[5].get(), in[6].get(), in[7].get(), in[8].get(), in[9].get(),
         in[10].get(), in[11].get(), in[12].get(), in[13].get(), in[14].get(), in[15].get(), in[16].get(), num_heads, kv_num_heads,
-        scale.value_or(0.0), softcap, window, is_causal, do_rotary, rotary_interleaved, rotary_offset, epsilon, texts[0].data(), texts[1].data(),
+        scale.value_or(kAbsentScale), softcap, window, is_causal, do_rotary, rotary_interleaved, rotary_offset, epsilon, texts[0].data(), texts[1].data(),
         texts[2].data(), texts[3].data(), texts[4].data(), v_head_size, list, out.get(), &bytes, &executor);
     TORCH_CHECK(status == 0, "aclnnPagedAttentionGetWorkspaceSize failed with ", status, "; the tiling's reason is in the log");
     at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, query.options().dtype(at::kByte));
