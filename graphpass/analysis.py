@@ -11,7 +11,6 @@ from pagegraft.custom_ops import manifest as names
 from .errors import NotConvertible
 from .graph import GraphView
 from .io_contract import SourceInterface, classify
-from .normalise import onnxruntime_ops
 from .options import ConvertOptions
 from .recognise.attention import find_score_anchors, recognise_scores
 from .recognise.cache import CacheIndex, resolve_cache_shapes
@@ -20,6 +19,7 @@ from .recognise.fused import find_grouped, recognise_grouped
 from .recognise.probe import Probe
 from .recognise.site import AttentionSite
 from .recognise.structure import StructurePlan, plan_structure
+from .refuse import refuse_operators
 from .rewrite.insert_op import assign_groups
 from .rewrite.logits_rows import LogitsPlan, plan_logits
 
@@ -72,7 +72,7 @@ def analyse(model: ir.Model, options: ConvertOptions, *, max_positions: int | No
     """Recognises everything in a normalised model without changing it. Raises NotConvertible with the reason."""
     interface = classify(model.graph)
     view = GraphView(model.graph, [interface.tokens], interface.caches)
-    refuse_unknown_ops(model)
+    refuse_operators(model)
     refuse_batch_global_ops(model)
     probe = Probe(model, view, interface)
     caches = CacheIndex(view, interface)
@@ -121,20 +121,6 @@ def token_rows(tokens: ir.Value) -> int | None:
         if table is not None and table.const_value is not None:
             return int(table.const_value.shape.numpy()[0])
     return None
-
-
-def refuse_unknown_ops(model: ir.Model) -> None:
-    """Raises for ops that the installed onnxruntime does not know: nothing about them can be evaluated."""
-    known = onnxruntime_ops()
-    for node in model.graph:
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        if (domain, node.op_type) not in known and node.op_identifier() not in model.functions:
-            raise NotConvertible(
-                f"onnxruntime has no op {domain or 'ai.onnx'}::{node.op_type}",
-                node.name or "",
-                "custom ops of other libraries are not supported",
-                kind="custom-op",
-            )
 
 
 def refuse_batch_global_ops(model: ir.Model) -> None:

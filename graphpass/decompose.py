@@ -14,7 +14,20 @@ import onnx_ir as ir
 from .errors import NotConvertible
 from .rewrite.builder import Builder
 
-__all__ = ["FORM_KEY", "decompose_attention"]
+__all__ = [
+    "FORM_KEY",
+    "decompose_attention",
+    "integer",
+    "mixed",
+    "number",
+    "numbered",
+    "optional_input",
+    "refuse_used_scores",
+    "ruled",
+    "score_scale",
+    "split_heads",
+    "take_over",
+]
 
 #: Metadata key under which a spelled-out softmax remembers the node it came from.
 FORM_KEY = "pagegraft.form"
@@ -29,15 +42,18 @@ def decompose_attention(model: ir.Model) -> None:
             _decompose(builder, node)
 
 
-def _int(node: ir.Node, name: str, default: int = 0) -> int:
+def integer(node: ir.Node, name: str, default: int = 0) -> int:
+    """An integer attribute, or its default."""
     return node.attributes[name].as_int() if name in node.attributes else default
 
 
-def _float(node: ir.Node, name: str, default: float = 0.0) -> float:
+def number(node: ir.Node, name: str, default: float = 0.0) -> float:
+    """A float attribute, or its default."""
     return node.attributes[name].as_float() if name in node.attributes else default
 
 
-def _optional(node: ir.Node, index: int) -> ir.Value | None:
+def optional_input(node: ir.Node, index: int) -> ir.Value | None:
+    """An input, or None where it is left out."""
     return node.inputs[index] if index < len(node.inputs) else None
 
 
@@ -54,25 +70,24 @@ def _decompose(builder: Builder, node: ir.Node) -> None:
     unknown = set(node.attributes) - _KNOWN
     if unknown:
         raise NotConvertible(f"Attention with the attribute {min(unknown)}", node.name or "", kind="fused")
-    if len(node.outputs) > 3 and node.outputs[3].uses():
-        raise NotConvertible("the scores of an Attention node are used elsewhere", node.name or "", kind="score")
-    if _optional(node, 6) is not None:
+    refuse_used_scores(node)
+    if optional_input(node, 6) is not None:
         raise NotConvertible("an Attention node takes lengths of padded keys", node.name or "", kind="mask")
     query, key, value = node.inputs[0], node.inputs[1], node.inputs[2]
     if query is None or key is None or value is None:
         raise NotConvertible("an Attention node lacks an operand", node.name or "")
     flat = (query.shape is not None and len(query.shape) == 3) or "q_num_heads" in node.attributes
-    heads, groups = _int(node, "q_num_heads", 1), _int(node, "kv_num_heads", 1)
+    heads, groups = integer(node, "q_num_heads", 1), integer(node, "kv_num_heads", 1)
     if flat:
         query, key, value = (
-            _split(builder, operand, n) for operand, n in ((query, heads), (key, groups), (value, groups))
+            split_heads(builder, operand, n) for operand, n in ((query, heads), (key, groups), (value, groups))
         )
-    past_key, past_value = _optional(node, 4), _optional(node, 5)
+    past_key, past_value = optional_input(node, 4), optional_input(node, 5)
     if past_key is not None and past_value is not None:
         key = builder.node("Concat", [past_key, key], {"axis": 2})[0]
         value = builder.node("Concat", [past_value, value], {"axis": 2})[0]
-        _take_over(node, 1, key)
-        _take_over(node, 2, value)
+        take_over(node, 1, key)
+        take_over(node, 2, value)
     if flat and heads != groups:
         key, value = (_repeat(builder, operand, heads, heads // groups) for operand in (key, value))
     attended = _attend(builder, node, (query, key, value), past_key)
@@ -89,34 +104,52 @@ def _attend(
     query, key, value = operands
     kind = (query.dtype or value.dtype or ir.DataType.FLOAT).numpy()
     scores = builder.node("MatMul", [query, builder.transpose(key, (0, 1, 3, 2))])[0]
-    scores = builder.node("Mul", [scores, _scale(builder, node, query, kind)])[0]
-    softcap = _float(node, "softcap")
+    stated = number(node, "scale") if "scale" in node.attributes else None
+    scores = builder.node("Mul", [scores, score_scale(builder, stated, query, kind)])[0]
+    softcap = number(node, "softcap")
     if softcap:
         cap = builder.constant(np.array(softcap, kind))
         scores = builder.node("Mul", [builder.node("Tanh", [builder.node("Div", [scores, cap])[0]])[0], cap])[0]
-    mask = _optional(node, 3)
+    mask = optional_input(node, 3)
     if mask is not None:
         scores = _masked(builder, scores, mask, kind)
-    if _int(node, "is_causal") or _int(node, "left_window_size", -1) >= 0:
-        scores = _ruled(builder, node, scores, past_key, kind)
-    softmax = builder.node("Softmax", [scores], {"axis": -1}, stem=node.name or "Softmax")[0]
+    causal, left = bool(integer(node, "is_causal")), integer(node, "left_window_size", -1)
+    if causal or left >= 0:
+        scores = ruled(builder, scores, past_key, kind, causal=causal, left=left)
+    return mixed(builder, scores, value, name=node.name or "Softmax", form="Attention")
+
+
+def refuse_used_scores(node: ir.Node) -> None:
+    """Raises NotConvertible when the fourth output of a fused attention, its scores, is used."""
+    if len(node.outputs) > 3 and (node.outputs[3].uses() or node.outputs[3].is_graph_output()):
+        raise NotConvertible(
+            f"the scores of {node.op_type} are used elsewhere",
+            node.name or "",
+            "a paged attention keeps no scores: export without outputs of attention scores",
+            kind="score",
+        )
+
+
+def mixed(builder: Builder, scores: ir.Value, value: ir.Value, *, name: str, form: str) -> ir.Value:
+    """Values by the softmax of the scores; the softmax remembers the node's name and form."""
+    softmax = builder.node("Softmax", [scores], {"axis": -1}, stem=name)[0]
     producer = softmax.producer()
     if producer is not None:
-        producer.metadata_props[FORM_KEY] = "Attention"
+        producer.metadata_props[FORM_KEY] = form
     return builder.node("MatMul", [softmax, value])[0]
 
 
-def _scale(builder: Builder, node: ir.Node, query: ir.Value, kind: np.dtype[Any]) -> ir.Value:
+def score_scale(builder: Builder, stated: float | None, query: ir.Value, kind: np.dtype[Any]) -> ir.Value:
     """The stated scale, or one over the root of the head size, which may be known at run time only."""
-    if "scale" in node.attributes:
-        return builder.constant(np.array(_float(node, "scale"), kind))
+    if stated is not None:
+        return builder.constant(np.array(stated, kind))
     shape = builder.node("Shape", [query])[0]
     size = builder.node("Gather", [shape, builder.constant(np.array(-1, np.int64))], {"axis": 0})[0]
     size = builder.cast(size, ir.DataType.from_numpy(kind))
     return builder.node("Reciprocal", [builder.node("Sqrt", [size])[0]])[0]
 
 
-def _split(builder: Builder, value: ir.Value, heads: int) -> ir.Value:
+def split_heads(builder: Builder, value: ir.Value, heads: int) -> ir.Value:
     """`[batch, tokens, heads * size]` to `[batch, heads, tokens, size]`."""
     return builder.transpose(builder.reshape(value, [0, 0, heads, -1]), (0, 2, 1, 3))
 
@@ -153,25 +186,27 @@ def _is_boolean(value: ir.Value) -> bool:
     return value.dtype == ir.DataType.BOOL
 
 
-def _ruled(builder: Builder, node: ir.Node, scores: ir.Value, past: ir.Value | None, kind: np.dtype[Any]) -> ir.Value:
-    """The operator's own rules: row i, counted from the length of its past input, sees no later column when causal,
-    and none further back than its left window."""
+def ruled(
+    builder: Builder, scores: ir.Value, past: ir.Value | None, kind: np.dtype[Any], *, causal: bool, left: int = -1
+) -> ir.Value:
+    """An operator's own rules: row i, counted from the length of its past input `[batch, heads, past, size]`, sees no
+    later column when causal, and none further back than its left window."""
     shape = builder.node("Shape", [scores])[0]
-    rows = builder.reshape(_range(builder, shape, -2, past), [-1, 1])
-    columns = _range(builder, shape, -1, None)
+    rows = builder.reshape(numbered(builder, shape, -2, past), [-1, 1])
+    columns = numbered(builder, shape, -1, None)
     lowest = builder.constant(np.array(-np.inf, kind))
-    if _int(node, "is_causal"):
-        seen = builder.node("LessOrEqual", [columns, rows])[0]
-        scores = builder.node("Where", [seen, scores, lowest])[0]
-    left = _int(node, "left_window_size", -1)
+    if causal:
+        unseen = builder.node("Greater", [columns, rows])[0]
+        scores = builder.node("Where", [unseen, lowest, scores])[0]
     if left >= 0:
         first = builder.node("Sub", [rows, builder.constant(np.array(left, np.int64))])[0]
-        seen = builder.node("GreaterOrEqual", [columns, first])[0]
-        scores = builder.node("Where", [seen, scores, lowest])[0]
+        unseen = builder.node("Less", [columns, first])[0]
+        scores = builder.node("Where", [unseen, lowest, scores])[0]
     return scores
 
 
-def _range(builder: Builder, shape: ir.Value, axis: int, past: ir.Value | None) -> ir.Value:
+def numbered(builder: Builder, shape: ir.Value, axis: int, past: ir.Value | None) -> ir.Value:
+    """0, 1, ... along one axis of a shape, or from the length of `past` on."""
     count = builder.node("Gather", [shape, builder.constant(np.array(axis, np.int64))], {"axis": 0})[0]
     zero, one = builder.constant(np.array(0, np.int64)), builder.constant(np.array(1, np.int64))
     numbers = builder.node("Range", [zero, count, one])[0]
@@ -181,7 +216,8 @@ def _range(builder: Builder, shape: ir.Value, axis: int, past: ir.Value | None) 
     return builder.node("Add", [numbers, length])[0]
 
 
-def _take_over(node: ir.Node, index: int, value: ir.Value) -> None:
+def take_over(node: ir.Node, index: int, value: ir.Value) -> None:
+    """Puts a value in the place of one of a node's outputs, as which it keeps the name."""
     if index < len(node.outputs):
         old = node.outputs[index]
         name = old.name

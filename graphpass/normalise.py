@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from .decompose import decompose_attention
+from .decompose_microsoft import decompose_microsoft_attention
 from .einsum import spell_out_einsum
 from .errors import SourceError
 from .external_data import is_below, load_graph
@@ -118,6 +119,7 @@ def normalise(model: ir.Model) -> None:
     if not all(node.name for node in model.graph):
         _name_nodes(model)
     decompose_attention(model)
+    decompose_microsoft_attention(model)
     spell_out_einsum(model)
     common.TopologicalSortPass()(model)
 

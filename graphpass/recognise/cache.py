@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ..decompose import integer
 from ..errors import NotConvertible
 from ..evaluate import Unevaluable
-from ..graph import CACHE, GraphView, node_inputs
+from ..graph import CACHE, DATA, GraphView, node_inputs
 from ..io_contract import SourceInterface
 from .probe import Probe
 from .site import CacheLink
@@ -18,7 +19,7 @@ __all__ = ["CacheIndex", "resolve_cache_shapes"]
 
 #: Fused attention nodes take their caches as `[batch, heads, past, size]`.
 _FUSED_TOKEN_AXIS = 2
-_FUSED_OPS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
+_FUSED_OPS = frozenset({"GroupQueryAttention"})
 
 
 class CacheIndex:
@@ -27,7 +28,7 @@ class CacheIndex:
     def __init__(self, view: GraphView, interface: SourceInterface) -> None:
         self.view = view
         self.by_node: dict[ir.Node, list[CacheLink]] = {}
-        presents = {self._origin(v): v for v in interface.presents}
+        presents = {origin: v for v in interface.presents for origin in self._origins(v)}
         for node in view.graph:
             for position, value in enumerate(node.inputs):
                 if value is None or view.taint(value) != CACHE:
@@ -74,8 +75,19 @@ class CacheIndex:
                 stack.extend(v for v in node_inputs(producer) if self.view.taint(v))
         return found.pop() if len(found) == 1 else None
 
+    def _origins(self, output: ir.Value) -> list[ir.Value]:
+        """The values that a present output is a rearrangement of: several when it stacks what was appended to."""
+        value = self._origin(output)
+        producer = value.producer()
+        if producer is None or producer.op_type != "Concat" or len(producer.inputs) < 2:
+            return [value]
+        parts = [v for v in producer.inputs if v is not None]
+        if any(self.view.taint(v) != DATA | CACHE for v in parts):  # it appends itself, or holds no cache
+            return [value]
+        return [self._origin(v) for v in parts]
+
     def _origin(self, output: ir.Value) -> ir.Value:
-        """The value that a present output is a rearrangement of."""
+        """The value that one value is a rearrangement of."""
         value = output
         while (producer := value.producer()) is not None and producer.op_type in (
             "Identity",
@@ -149,22 +161,47 @@ def _static(dim: int | ir.SymbolicDim, symbols: Mapping[str, int] | None = None)
 
 
 def _token_axis(link: CacheLink) -> int:
-    rank = len(link.past.shape or ())
     if link.new is None:
         return _FUSED_TOKEN_AXIS
-    axis = link.node.attributes["axis"].as_int() % rank
+    axes = _cache_axes(link)
+    return axes[link.node.attributes["axis"].as_int() % len(axes)]
+
+
+def _cache_axes(link: CacheLink) -> list[int]:
+    """Which axis of the cache input each axis of what new tokens are appended to is."""
+    steps: list[ir.Node] = []
     value = link.node.inputs[0]
     while value is not None and (producer := value.producer()) is not None:
-        if producer.op_type == "Transpose":
-            axis = list(producer.attributes["perm"].as_ints())[axis]
-        elif producer.op_type not in ("Cast", "Identity"):
+        steps.append(producer)
+        value = producer.inputs[0]
+    axes = list(range(len(link.past.shape or ())))
+    for node in reversed(steps):
+        if node.op_type == "Transpose":
+            axes = [axes[a] for a in node.attributes["perm"].as_ints()]
+        elif node.op_type == "Gather" and _is_scalar(node.inputs[1]):
+            del axes[integer(node, "axis") % len(axes)]
+        elif node.op_type == "Squeeze" and (gone := _squeezed(node, len(axes))):
+            axes = [a for i, a in enumerate(axes) if i not in gone]
+        elif node.op_type not in ("Cast", "Identity", "Split"):
             raise NotConvertible(
-                f"the past '{link.past.name}' is rearranged by {producer.op_type} before new tokens are appended",
-                producer.name or "",
+                f"the past '{link.past.name}' is rearranged by {node.op_type} before new tokens are appended",
+                node.name or "",
+                "export with caches of [batch, heads, past, size] or another order of these axes",
                 kind="cache",
             )
-        value = producer.inputs[0]
-    return axis
+    return axes
+
+
+def _is_scalar(value: ir.Value | None) -> bool:
+    return value is not None and value.const_value is not None and value.const_value.shape.rank() == 0
+
+
+def _squeezed(node: ir.Node, rank: int) -> set[int]:
+    """The axes that a Squeeze takes away; none when they are not stated."""
+    if "axes" in node.attributes:
+        return {a % rank for a in node.attributes["axes"].as_ints()}
+    axes = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    return set() if axes is None else {int(a) % rank for a in axes.numpy().reshape(-1)}
 
 
 def _complete(probe: Probe, link: CacheLink, shape: Sequence[int | None], axis: int) -> list[int | None]:
@@ -181,7 +218,11 @@ def _complete(probe: Probe, link: CacheLink, shape: Sequence[int | None], axis: 
     guess[axis] = 2
     feeds[link.past] = np.zeros(guess, link.past.dtype.numpy())  # type: ignore[union-attr]
     actual = probe.evaluator.run([link.new], feeds, light=True)[0].shape
-    return [actual[i] if d is None else d for i, d in enumerate(shape)]
+    appended = dict(zip(_cache_axes(link), actual, strict=True))
+    known = [appended.get(i) if d is None else d for i, d in enumerate(shape)]
+    if None in known:
+        raise Unevaluable(f"the shape of cache '{link.past.name}' is not known", link.node.name or "")
+    return known
 
 
 def _complete_fused(probe: Probe, link: CacheLink, shape: Sequence[int | None]) -> list[int | None]:

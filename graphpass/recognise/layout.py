@@ -66,8 +66,9 @@ def _run(probe: Probe, source: ir.Value, target: ir.Value, array: Array, tokens:
 def find_operand(probe: Probe, candidates: Sequence[ir.Value], target: ir.Value, place_HTD: Array) -> Operand | None:
     """The best value among `candidates` (nearest first) to take an operand from.
 
-    `place_HTD` gives, per (head, token, channel), the flat place in `target` of the operand's element. Preferred is the
-    farthest value that is `[T, heads * size]` already; then the farthest that a transpose turns into it.
+    `place_HTD` gives, per (head, token, channel), the flat place in `target` of the operand's element. Preferred is a
+    value from before heads are repeated; then the farthest that is `[T, heads * size]` already; then the farthest that
+    a transpose turns into it.
     """
     best: Operand | None = None
     for candidate in candidates:
@@ -78,7 +79,11 @@ def find_operand(probe: Probe, candidates: Sequence[ir.Value], target: ir.Value,
         operand = _operand(probe, candidate, source_HTD, found.scale)
         if operand is None:
             continue
-        if operand.perm is None or best is None or best.perm is not None:
+        if (
+            best is None
+            or operand.heads < best.heads
+            or (operand.heads == best.heads and (operand.perm is None or best.perm is not None))
+        ):
             best = operand
     return best
 

@@ -141,9 +141,28 @@ def repeated_in_cache(g: d.Graph, hidden: str, layer: int, mask: str) -> str:
     return attend(g, heads(g, project(g, hidden, d.WIDTH), d.HEADS), key, value, mask)
 
 
+def stacked(g: d.Graph, hidden: str, layer: int, mask: str) -> str:
+    """One tensor `[2, B, H, P, D]` a layer: keys and values are taken out of it, then stacked again."""
+    names = (f"past{layer}.key", f"past{layer}.value")
+    g.op("Split", f"past.{layer}.both", g.integers(1, 1), outputs=names, axis=0)
+    key, value = (
+        g.op(
+            "Concat",
+            g.op("Squeeze", name, g.integers(0)),
+            heads(g, project(g, hidden, d.WIDTH), d.HEADS),
+            axis=2,
+        )
+        for name in names
+    )
+    both = [g.op("Unsqueeze", x, g.integers(0)) for x in (key, value)]
+    g.op("Concat", *both, outputs=(f"present.{layer}.both",), axis=0)
+    return attend(g, heads(g, project(g, hidden, d.WIDTH), d.HEADS), key, value, mask)
+
+
 BHSD = ("batch", d.HEADS, "past", d.SIZE)
 FORMS: dict[str, tuple[Layer, dict[str, tuple[object, ...]], int]] = {
     "one tensor for both": (one_tensor_for_both, {"both": ("batch", "past", 2 * d.SIZE)}, 1),
+    "stacked": (stacked, {"both": (2, "batch", "heads", "past", d.SIZE)}, d.HEADS),
     "latent": (latent, {"latent": ("batch", "past", LATENT)}, d.HEADS),
     "shared": (shared, {"key": BHSD, "value": BHSD}, d.HEADS),
     "grouped": (grouped, dict.fromkeys(("key", "value"), ("batch", GROUPS, "past", d.SIZE)), GROUPS),
