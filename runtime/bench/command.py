@@ -27,7 +27,7 @@ __all__ = ["BenchOptions", "bench", "parse_batches"]
 class BenchOptions:
     """What to run. baseline: None or "static", which needs `source`, the unconverted model.
 
-    output: where the JSON goes, "-" for standard output; None prints a table.
+    output: a file for the JSON beside the table, or "-" for standard output instead of it.
     """
 
     workload: WorkloadOptions
@@ -107,9 +107,8 @@ def _report(
         text = json.dumps(figures, indent=2)
         if options.output == "-":
             sys.stdout.write(text + "\n")
-        else:
-            Path(options.output).write_text(text + "\n", encoding="utf-8")
-        return
+            return
+        Path(options.output).write_text(text + "\n", encoding="utf-8")
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in _rows(result):
         table.add_row(name, value)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pagegraft.custom_ops.main import main
 from pagegraft.graphpass import ConvertOptions, convert
 from pagegraft.runtime.bench.command import BenchOptions, bench
 from pagegraft.runtime.bench.static_baseline import StaticModel, find_model
@@ -68,7 +70,7 @@ def test_padding_and_leaving_early_do_not_change_the_baselines_tokens(name: str)
     assert [len(tokens) for tokens in batch] == [9, 2, 14, 5]
 
 
-def test_figures_and_baseline(tmp_path: Path) -> None:
+def test_figures_and_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = SOURCES / "llama_gqa__opt"
     convert(source, tmp_path / "paged", ConvertOptions(verify=False))
     output = tmp_path / "figures.json"
@@ -76,7 +78,12 @@ def test_figures_and_baseline(tmp_path: Path) -> None:
         requests=12, prompt_len=LengthRange(4, 40), output_len=LengthRange(4, 20), shared_prefix=32
     )
     options = BenchOptions(
-        workload=workload, ignore_eos=True, baseline="static", baseline_batches=(4,), source=source, output=str(output)
+        workload=workload,
+        ignore_eos=True,
+        baseline="static",
+        baseline_batches=(4, 2),
+        source=source,
+        output=str(output),
     )
     config = EngineConfig(num_blocks=200, num_threads=1, max_num_seqs=6)
     figures: dict[str, Any] = bench(tmp_path / "paged", config, options)
@@ -95,7 +102,30 @@ def test_figures_and_baseline(tmp_path: Path) -> None:
     assert figures["speedup"] == pytest.approx(figures["throughput_tok_s"] / figures["baseline_tok_s"])
     assert figures["ttft_ms"]["p50"] > 0
     assert figures["itl_ms"]["p99"] >= figures["itl_ms"]["p50"]
-    assert [(r["batch"], r["order"]) for r in figures["baseline_runs"]] == [(4, "arrival"), (4, "sorted by length")]
+    *arrival, by_length = figures["baseline_runs"]
+    assert [(r["batch"], r["order"]) for r in arrival] == [(4, "arrival"), (2, "arrival")]
+    best = max(arrival, key=lambda r: r["tok_s"])
+    assert figures["baseline_tok_s"] == best["tok_s"]
+    assert (by_length["batch"], by_length["order"]) == (best["batch"], "sorted by length")
+    table = capsys.readouterr().out
+    assert f"{figures['throughput_tok_s']:.1f} output tokens/s" in table
+    assert "static batches of 2, arrival" in table
+
+
+def test_standard_output_is_json_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(SOURCES / "llama_gqa__opt", tmp_path / "paged", ConvertOptions(verify=False))
+    command = ["pagegraft", "bench", str(tmp_path / "paged"), "--json", "-", "--requests", "2", "--num-blocks", "64"]
+    command += ["--prompt-len", "4:9", "--output-len", "3", "--ignore-eos", "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["requests"], figures["output_tokens"]) == (2, 6)
+    keys = {"throughput_tok_s", "ttft_ms", "itl_ms", "kv_utilization_mean", "preemptions", "prefix_hit_rate"}
+    assert keys <= set(figures)
 
 
 def test_options_that_cannot_work_are_refused(tmp_path: Path) -> None:
