@@ -22,6 +22,8 @@ Size = tuple[int, int]
 #: Shapes are measured at these sizes; the last one checks that they are affine in both lengths.
 _SIZES_WITH_PAST: tuple[Size, ...] = ((3, 5), (4, 5), (3, 7), (6, 11))
 _SIZES_WITHOUT: tuple[Size, ...] = ((3, 0), (4, 0), (9, 0))
+#: For sources that take either no past or one new token.
+_SIZES_SINGLE: tuple[Size, ...] = ((3, 0), (4, 0), (1, 5), (1, 7), (1, 11))
 
 
 class Probe:
@@ -37,9 +39,12 @@ class Probe:
         self._affine: dict[ir.Value, tuple[tuple[int, int, int], ...]] = {}
         #: Least number of past entries that a cache input must have room for (a kernel that keeps a ring of a window).
         self.capacities: dict[ir.Value, int] = {}
-        #: The source declares that each step brings one new token: it is evaluated at such sizes only.
+        #: The source declares that each step brings one new token, or takes no more behind a past: it is evaluated at
+        #: such sizes only.
         self.single_token = _declares_single_token(interface)
         self.dtypes: dict[ir.Value, np.dtype[Any]] = {}
+        #: Values with an axis of rows that holds all tokens of one head before those of the next.
+        self.tokens_innermost: set[ir.Value] = set()
 
     def set_cache_shape(self, cache: ir.Value, shape: tuple[int | None, ...]) -> None:
         """States a cache input's shape for batch 1; None marks the axis of past tokens."""
@@ -82,7 +87,13 @@ class Probe:
             for v in (n.outputs[:1] if n.op_type == "GroupQueryAttention" else n.outputs)
             if v.name and self.view.taint(v)
         ]
-        runs = [self._shapes(values, new, past) for new, past in sizes]
+        try:
+            runs = [self._shapes(values, new, past) for new, past in sizes]
+        except Unevaluable:
+            if not self.has_past:
+                raise
+            self.single_token, sizes = True, _SIZES_SINGLE
+            runs = [self._shapes(values, new, past) for new, past in sizes]
         for index, value in enumerate(values):
             fitted = _fit_shapes(sizes, [run[index] for run in runs])
             if fitted is not None and value not in self.view.dynamic:
@@ -211,13 +222,9 @@ def _fit_shapes(sizes: Sequence[Size], shapes: Sequence[tuple[int, ...]]) -> tup
     """Per axis (constant, factor of new, factor of past) that explains all measured shapes, or None."""
     if len({len(s) for s in shapes}) != 1:
         return None
-    fitted: list[tuple[int, int, int]] = []
-    for axis in range(len(shapes[0])):
-        dims = [s[axis] for s in shapes]
-        per_new = dims[1] - dims[0]
-        per_past = (dims[2] - dims[0]) // (sizes[2][1] - sizes[0][1]) if sizes[0][1] else 0
-        constant = dims[0] - per_new * sizes[0][0] - per_past * sizes[0][1]
-        if any(constant + per_new * n + per_past * p != d for (n, p), d in zip(sizes, dims, strict=True)):
-            return None
-        fitted.append((constant, per_new, per_past))
-    return tuple(fitted)
+    terms = np.array([(1, new, past) for new, past in sizes])
+    measured = np.array(shapes).reshape(len(sizes), -1)
+    fitted = np.rint(np.linalg.lstsq(terms, measured, rcond=None)[0]).astype(np.int64)
+    if not np.array_equal(terms @ fitted, measured):
+        return None
+    return tuple((int(c), int(a), int(b)) for c, a, b in fitted.T)
