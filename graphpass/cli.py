@@ -114,6 +114,7 @@ def _layer_table(result: Any) -> Table:
         extras = [*layer.fused]
         extras += [f"softcap {layer.softcap:g}"] if layer.softcap else []
         extras += ["sinks"] if layer.sinks else []
+        extras += ["latent cache"] if layer.latent else []
         size = (
             f"{layer.key_head_size}"
             if layer.key_head_size == layer.value_head_size

@@ -37,6 +37,7 @@ class LayerReport:
     fused: tuple[str, ...]
     caches: tuple[str, ...]
     nodes_dropped: int
+    latent: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def describe(source: str, analysis: Analysis, *, nodes_before: int) -> Report:
     width = np.dtype(analysis.compute_dtype.numpy()).itemsize
     owners = cache_owners(analysis.sites)
     owning = [layer for layer in layers if owners[layer.layer] == layer.layer]
-    per_token = sum(x.kv_heads * (x.key_head_size + x.value_head_size) * width for x in owning)
+    per_token = sum(x.kv_heads * (x.key_head_size + (0 if x.latent else x.value_head_size)) * width for x in owning)
     return Report(
         source=source,
         layers=layers,
@@ -113,7 +114,7 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
     if any(isinstance(v.const_value, ir.LazyTensor) for v in analysis.probe.view.graph.initializers.values()):
         notes.append("bfloat16 weights are computed in float32: onnxruntime has no bfloat16 kernels for CPU")
     if analysis.probe.single_token:
-        notes.append("the source declares one new token a step; the converted model takes any number")
+        notes.append("the source takes one new token a step; the converted model takes any number")
     owners = cache_owners(analysis.sites)
     readers = [i for i, owner in enumerate(owners) if owner != i]
     if readers:
@@ -142,6 +143,7 @@ def _layer(index: int, site: AttentionSite) -> LayerReport:
         sinks=bool(site.score.sinks),
         alibi_slopes=site.score.slopes,
         fused=tuple(fused),
-        caches=tuple(link.past.name or "" for link in (*site.key_cache, *site.value_cache)),
+        caches=tuple(dict.fromkeys(link.past.name or "" for link in (*site.key_cache, *site.value_cache))),
         nodes_dropped=len(site.dropped),
+        latent=site.latent,
     )

@@ -40,7 +40,7 @@ class Fuser:
 
     def fuse(self, site: AttentionSite) -> AttentionSite:
         """The site with its query and key taken from farther upstream, or unchanged."""
-        if site.rotary is not None or site.query.value is None or site.key.value is None:
+        if site.latent or site.rotary is not None or site.query.value is None or site.key.value is None:
             return site
         try:
             return self._fuse(site)

@@ -124,27 +124,36 @@ def _permutation(shape: tuple[int, ...], wanted: Array) -> tuple[int, ...] | Non
 
 
 def find_output(probe: Probe, start: ir.Value, place_HTD: Array) -> Output | None:
-    """The farthest value downstream of `start` that holds the attention output as `[T, H * Dv]`, else `start`."""
+    """The farthest value downstream of `start` that holds the attention output as `[T, H * Dv]`, else the nearest one
+    that a transpose makes of it."""
     tokens = place_HTD.shape[1]
     wanted = place_HTD.transpose(1, 0, 2).reshape(-1)
     best: Output | None = None
+    transposed: Output | None = None
     for value in _forward_chain(probe, start):
         found = moved(probe, start, value)
         if found is None or found.scale != 1.0:
             break
-        if found.index.size == wanted.size and np.array_equal(found.index.reshape(-1), wanted):
+        if found.index.size != wanted.size:
+            continue
+        if np.array_equal(found.index.reshape(-1), wanted):
             dims = _dims(probe, value)
             best = Output(value=value, dims=dims) if dims is not None else best
-    if best is not None:
-        return best
-    shape = probe.shape(start, tokens, 0)
-    perm = _permutation(shape, wanted)
+        elif transposed is None:
+            places = np.argsort(found.index.reshape(-1))
+            if np.array_equal(found.index.reshape(-1)[places], np.arange(wanted.size)):
+                transposed = _transposed(probe, value, places[wanted], tokens)
+    return best or transposed
+
+
+def _transposed(probe: Probe, value: ir.Value, wanted: Array, tokens: int) -> Output | None:
+    """The output at a value whose elements at the places `wanted`, in this order, are `[T, H * Dv]`."""
+    perm = _permutation(probe.shape(value, tokens, 0), wanted)
     if perm is None:
         return None
-    inverse = tuple(int(a) for a in np.argsort(perm))
-    affine = probe.affine(start) or ()
+    affine = probe.affine(value) or ()
     dims = tuple(-1 if affine[a][1] else affine[a][0] for a in perm)
-    return Output(value=start, dims=dims, perm=inverse)
+    return Output(value=value, dims=dims, perm=tuple(int(a) for a in np.argsort(perm)))
 
 
 def _forward_chain(probe: Probe, start: ir.Value, limit: int = 10) -> list[ir.Value]:

@@ -18,7 +18,9 @@ __all__ = ["AttentionSite", "CacheLink", "Operand", "Output", "Rotary", "ScoreFu
 class Operand:
     """A query, key or value: transposing `value` by `perm` and flattening gives `[T, heads * size]`, times `scale`.
 
-    `perm` None: it is laid out so already. `value` None: it lies behind the query in one packed value.
+    `perm` None: it is laid out so already. `value` None: it has `parts`, whose channels lie side by side in each head
+    (a part with fewer heads serves several); or it lies behind the query in one packed value; or it is a value that is
+    read from the keys.
     """
 
     value: ir.Value | None
@@ -26,6 +28,12 @@ class Operand:
     size: int
     perm: tuple[int, ...] | None = None
     scale: float = 1.0
+    parts: tuple[Operand, ...] = ()
+
+    @property
+    def values(self) -> list[ir.Value]:
+        """The values that it is taken from."""
+        return [part.value for part in (self.parts or (self,)) if part.value is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +91,10 @@ class Rotary:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSite:
-    """One attention of the source, in the terms of the op's contract."""
+    """One attention of the source, in the terms of the op's contract.
+
+    `latent`: its value is the first `value.size` channels of its key, times `value.scale`; there is one cache.
+    """
 
     node: ir.Node
     form: str
@@ -98,12 +109,13 @@ class AttentionSite:
     q_norm: np.ndarray[Any, Any] | None = None
     k_norm: np.ndarray[Any, Any] | None = None
     norm_epsilon: float = 1e-6
+    latent: bool = False
     dropped: tuple[ir.Node, ...] = field(default=())
 
     @property
     def operands(self) -> list[ir.Value]:
         """The values that query, key and value are taken from."""
-        return [o.value for o in (self.query, self.key, self.value) if o.value is not None]
+        return [v for operand in (self.query, self.key, self.value) for v in operand.values]
 
     @property
     def heads(self) -> int:

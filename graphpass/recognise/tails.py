@@ -81,7 +81,8 @@ def find_tails(probe: Probe, sites: Sequence[AttentionSite]) -> list[Tail]:
     """The tails of all operands that are taken from behind their cache."""
     tails: list[Tail] = []
     for site in sites:
-        for operand, links in ((site.key, site.key_cache), (site.value, site.value_cache)):
+        keys = [(part, site.key_cache) for part in site.key.parts or (site.key,)]
+        for operand, links in (*keys, (site.value, site.value_cache)):
             appended = tuple(link for link in links if link.new is not None)
             if not appended or operand.value is None:
                 continue

@@ -64,6 +64,8 @@ def attributes_of(site: AttentionSite) -> spec.AttentionAttributes:
         rotary_interleaved=int(site.rotary is not None and site.rotary.interleaved),
         rotary_offset=0 if site.rotary is None else site.rotary.offset,
         qk_norm_epsilon=float(np.float32(site.norm_epsilon)),
+        kv_cache_layout="LATENT" if site.latent else "SEPARATE",
+        v_head_size=site.value.size if site.latent else 0,
         alibi_slopes=tuple(float(np.float32(s)) for s in site.score.slopes),
     )
 
@@ -90,8 +92,10 @@ def insert_attention(
     caches = list(place.owned) or [
         _cache_input(place.cache, part, operand, dtype, inputs.block_tables[group].name or "")
         for part, operand in (("key", site.key), ("value", site.value))
+        if part == "key" or not site.latent
     ]
     kind = dtype.numpy()
+    packed = not site.key.values
     heads_width = site.heads * site.query.size
     kv_width = site.kv_heads * (site.key.size + site.value.size)
     tables = {} if site.rotary is None else {"cos_cache": site.rotary.cos, "sin_cache": site.rotary.sin}
@@ -99,11 +103,11 @@ def insert_attention(
     if site.score.sinks:
         weights["head_sink"] = np.array(site.score.sinks)
     named: dict[str, ir.Value | None] = {
-        "query": _rows(builder, site.query, heads_width + (kv_width if site.key.value is None else 0)),
+        "query": _rows(builder, site.query, heads_width + (kv_width if packed else 0)),
         "key": _rows(builder, site.key, site.key.heads * site.key.size),
         "value": _rows(builder, site.value, site.value.heads * site.value.size),
         "key_cache": caches[0],
-        "value_cache": caches[1],
+        "value_cache": None if site.latent else caches[1],
         "cumulative_sequence_length": inputs.cumulative,
         "past_seqlens": inputs.past,
         "block_table": inputs.block_tables[group],
@@ -124,7 +128,7 @@ def insert_attention(
         spec.ordered_inputs(named),
         attributes.to_dict(),
         domain=spec.PAGEGRAFT_DOMAIN if own else spec.MICROSOFT_DOMAIN,
-        outputs=1 if place.owned else 3,
+        outputs=1 if place.owned else 1 + len(caches),
         stem=f"layer_{place.layer}/{spec.OP_TYPE}",
     )
     for out, cache, part in zip(outputs[1:], caches, ("key", "value"), strict=False):
@@ -148,11 +152,31 @@ def _slots(builder: Builder, place: Place, inputs: PagedInputs) -> ir.Value | No
 
 
 def _rows(builder: Builder, operand: Operand, width: int) -> ir.Value | None:
-    """The operand as `[T, width]`; None for one that is packed behind the query."""
+    """The operand as `[T, width]`; None for one that is packed behind the query, or read from the keys."""
+    if operand.parts:
+        return _joined_rows(builder, operand, width)
     if operand.value is None:
         return None
     value = operand.value if operand.perm is None else builder.transpose(operand.value, operand.perm)
     return builder.reshape(value, [-1, width])
+
+
+def _joined_rows(builder: Builder, operand: Operand, width: int) -> ir.Value:
+    """The parts of an operand side by side in each head, as `[T, width]`."""
+    pieces: list[ir.Value] = []
+    for part in operand.parts:
+        rows = _rows(builder, part, part.heads * part.size)
+        if rows is None or part.value is None:
+            raise ValueError("a part of an operand has no value")
+        if part.scale != 1.0:
+            kind = (part.value.dtype or ir.DataType.FLOAT).numpy()
+            rows = builder.node("Mul", [rows, builder.constant(np.array(part.scale, kind))])[0]
+        repeats = operand.heads // part.heads
+        if repeats > 1:
+            rows = builder.reshape(rows, [-1, part.heads, 1, part.size])
+            rows = builder.node("Tile", [rows, builder.constant(np.array([1, 1, repeats, 1], np.int64))])[0]
+        pieces.append(builder.reshape(rows, [-1, operand.heads, part.size]))
+    return builder.reshape(builder.node("Concat", pieces, {"axis": -1})[0], [-1, width])
 
 
 def _rewire(builder: Builder, site: AttentionSite, attended: ir.Value) -> ir.Value:

@@ -116,7 +116,7 @@ def _layer(site: AttentionSite, group: int, dtype: ir.DataType) -> names.CacheLa
         group=group,
         kv_heads=site.kv_heads,
         key_head_size=site.key.size,
-        value_head_size=site.value.size,
+        value_head_size=None if site.latent else site.value.size,
         key_dtype=kind,
-        value_dtype=kind,
+        value_dtype=None if site.latent else kind,
     )

@@ -38,13 +38,20 @@ def _same_cache(first: AttentionSite, second: AttentionSite) -> bool:
         and pasts[0] == pasts[1]
         and first.score.window == second.score.window
         and _same_operand(first.key, second.key)
-        and _same_operand(first.value, second.value)
+        and (_same_latent(first, second) if first.latent else _same_operand(first.value, second.value))
         and _same_rotary(first, second)
         and _same_array(first.k_norm, second.k_norm)
     )
 
 
+def _same_latent(first: AttentionSite, second: AttentionSite) -> bool:
+    return second.latent and first.value.size == second.value.size
+
+
 def _same_operand(first: Operand, second: Operand) -> bool:
+    if first.parts or second.parts:
+        pairs = zip(first.parts, second.parts, strict=False)
+        return len(first.parts) == len(second.parts) and all(_same_operand(one, other) for one, other in pairs)
     return first.value is not None and first.value is second.value and first.perm == second.perm
 
 

@@ -275,6 +275,113 @@ class RotatedAfterCache(nn.Module):
         return self.out(mixed), [k, v]
 
 
+class Latent(nn.Module):
+    """Keys and values compressed to one vector a token and attended to in that space: the matrix that would expand
+    keys is multiplied into the query, the one that would expand values into the output. A rotated key of its own, one
+    for all heads, carries positions. Subclasses say how it is cached and multiplied."""
+
+    RANK, PLAIN, ROTATED, VALUE = 16, 12, 8, 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(HIDDEN, HEADS * (self.PLAIN + self.ROTATED), bias=False)
+        self.down = nn.Linear(HIDDEN, self.RANK + self.ROTATED, bias=False)
+        self.norm = Norm(self.RANK)
+        self.up_key = nn.Parameter(torch.randn(HEADS, self.PLAIN, self.RANK) * 0.3)
+        self.up_value = nn.Parameter(torch.randn(HEADS, self.RANK, self.VALUE) * 0.3)
+        self.out = nn.Linear(HEADS * self.VALUE, HIDDEN, bias=False)
+        self.scale = (self.PLAIN + self.ROTATED) ** -0.5
+
+    def project(self, x: torch.Tensor, positions: torch.Tensor) -> Tensors:
+        """Queries `[B, T, H, R]` and `[B, T, H, Dr]`, latent `[B, T, R]`, rotated key `[B, T, Dr]`."""
+        batch, new, _ = x.shape
+        q = self.q(x).view(batch, new, HEADS, self.PLAIN + self.ROTATED)
+        plain, rotated = q.split([self.PLAIN, self.ROTATED], -1)
+        latent, key = self.down(x).split([self.RANK, self.ROTATED], -1)
+        key = half_rotary(key[:, :, None], positions)[:, :, 0]
+        absorbed = torch.einsum("bthd,hdr->bthr", plain, self.up_key)
+        return absorbed, half_rotary(rotated, positions), self.norm(latent), key
+
+    def finish(self, mixed: torch.Tensor) -> torch.Tensor:
+        """`mixed` `[B, H, T, R]`."""
+        values = torch.matmul(mixed, self.up_value).transpose(1, 2)
+        return self.out(values.reshape(values.shape[0], values.shape[1], HEADS * self.VALUE))
+
+
+class LatentTwoCaches(Latent):
+    """Latents `[B, T, R]` and rotated keys `[B, 1, T, Dr]`; two products of different layouts are added."""
+
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, past: Tensors
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The scale is in each product."""
+        absorbed, rotated, latent, key = self.project(x, positions)
+        latent, key = torch.cat([past[0], latent], 1), torch.cat([past[1], key[:, None]], 2)
+        scores = torch.matmul(absorbed.transpose(1, 2) * self.scale, latent[:, None].transpose(2, 3))
+        scores = scores + torch.matmul(rotated.transpose(1, 2), key.transpose(2, 3)) * self.scale
+        weights = torch.softmax(scores + causal(mask, x.shape[1]), -1)
+        return self.finish(torch.matmul(weights, latent[:, None])), [latent, key]
+
+
+class LatentEinsum(Latent):
+    """Latents `[B, T, R]` and rotated keys `[B, T, Dr]`, einsum with the heads behind the tokens."""
+
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, past: Tensors
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Scores `[B, T, H, K]`."""
+        absorbed, rotated, latent, key = self.project(x, positions)
+        latent, key = torch.cat([past[0], latent], 1), torch.cat([past[1], key], 1)
+        scores = torch.einsum("bshr,btr->bsht", absorbed, latent) + torch.einsum("bshr,btr->bsht", rotated, key)
+        scores = scores * self.scale + causal(mask, x.shape[1]).transpose(1, 2)
+        mixed = torch.einsum("bsht,btr->bshr", torch.softmax(scores, -1), latent)
+        return self.finish(mixed.transpose(1, 2)), [latent, key]
+
+
+class LatentOneCache(Latent):
+    """Latent and rotated key in one cache `[B, T, R + Dr]`; rows of one product are `[B, H * T, R + Dr]`."""
+
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, past: Tensors
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Heads are outermost in the rows."""
+        absorbed, rotated, latent, key = self.project(x, positions)
+        joined = torch.cat([past[0], torch.cat([latent, key], -1)], 1)
+        batch, new, total = x.shape[0], x.shape[1], joined.shape[1]
+        q = torch.cat([absorbed, rotated], -1).transpose(1, 2).reshape(batch, HEADS * new, -1)
+        scores = torch.bmm(q, joined.transpose(1, 2)) * self.scale
+        scores = scores.view(batch, HEADS, new, total) + causal(mask, new)
+        weights = torch.softmax(scores, -1).view(batch, HEADS * new, total)
+        mixed = torch.bmm(weights, joined[..., : self.RANK])
+        return self.finish(mixed.view(batch, HEADS, new, self.RANK)), [joined]
+
+
+class RowsOfGroups(nn.Module):
+    """Rows are `[B * G, heads of the group * T, D]`: heads on both sides of the axis that holds the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(HIDDEN, n * SIZE) for n in (HEADS, GROUPS, GROUPS))
+        self.out = nn.Linear(HIDDEN, HIDDEN, bias=False)
+
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, past: Tensors
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Caches `[B, G, T, D]`."""
+        batch, new, _ = x.shape
+        q = half_rotary(self.q(x).view(batch, new, HEADS, SIZE), positions).transpose(1, 2)
+        k = half_rotary(self.k(x).view(batch, new, GROUPS, SIZE), positions).transpose(1, 2)
+        v = self.v(x).view(batch, new, GROUPS, SIZE).transpose(1, 2)
+        k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+        total, share = k.shape[2], HEADS // GROUPS
+        rows = q.reshape(batch * GROUPS, share * new, SIZE)
+        scores = torch.bmm(rows, k.reshape(batch * GROUPS, total, SIZE).transpose(1, 2)) / 3.0
+        scores = scores.view(batch, HEADS, new, total) + causal(mask, new)
+        weights = torch.softmax(scores, -1).view(batch * GROUPS, share * new, total)
+        mixed = torch.bmm(weights, v.reshape(batch * GROUPS, total, SIZE)).view(batch, HEADS, new, SIZE)
+        return self.out(mixed.transpose(1, 2).reshape(batch, new, HIDDEN)), [k, v]
+
+
 class Holes(nn.Module):
     """Causal attention whose mask has holes: every fourth key of the past is hidden."""
 
@@ -297,17 +404,20 @@ class Holes(nn.Module):
         return torch.matmul(weights, v).transpose(1, 2).reshape(batch, new, HIDDEN), [k, v]
 
 
-def _maker(attention: Callable[[], nn.Module], *caches: CacheShape, scale: float = 1.0, opset: int = 17) -> Maker:
+def _maker(
+    attention: Callable[[], nn.Module], *caches: CacheShape, scale: float = 1.0, opset: int = 17, dynamo: bool = False
+) -> Maker:
     def make() -> tuple[nn.Module, list[CacheShape], dict[str, Any]]:
         torch.manual_seed(5)
         model = Decoder(attention, scale=scale).eval()
         model.sequence_first = caches[0][0] == TOKENS
-        return model, list(caches) * LAYERS, {"dynamo": False, "opset": opset}
+        return model, list(caches) * LAYERS, {"dynamo": dynamo, "opset": opset}
 
     return make
 
 
 HEADS_FIRST = (BATCH, GROUPS, TOKENS, SIZE)
+LATENT, ROTATED = Latent.RANK, Latent.ROTATED
 MODULES: dict[str, Maker] = {
     "sequence_first_interleaved": _maker(lambda: SequenceFirst(interleaved=True), *[(TOKENS, BATCH, GROUPS, SIZE)] * 2),
     "sequence_first_half": _maker(lambda: SequenceFirst(interleaved=False), *[(TOKENS, BATCH, GROUPS, SIZE)] * 2),
@@ -317,5 +427,16 @@ MODULES: dict[str, Maker] = {
     "transposed_keys": _maker(TransposedKeys, (BATCH, GROUPS, SIZE, TOKENS), HEADS_FIRST),
     "shared_fused": _maker(SharedFused, (BATCH, TOKENS, 2 * SIZE), opset=13),
     "rotated_after_cache": _maker(RotatedAfterCache, *[(BATCH, HEADS, TOKENS, SIZE)] * 2),
+    "latent_two_caches": _maker(LatentTwoCaches, (BATCH, TOKENS, LATENT), (BATCH, 1, TOKENS, ROTATED)),
+    "latent_two_caches__dyn": _maker(
+        LatentTwoCaches, (BATCH, TOKENS, LATENT), (BATCH, 1, TOKENS, ROTATED), opset=18, dynamo=True
+    ),
+    "latent_einsum": _maker(LatentEinsum, (BATCH, TOKENS, LATENT), (BATCH, TOKENS, ROTATED)),
+    "latent_einsum__dyn": _maker(
+        LatentEinsum, (BATCH, TOKENS, LATENT), (BATCH, TOKENS, ROTATED), opset=18, dynamo=True
+    ),
+    "latent_one_cache": _maker(LatentOneCache, (BATCH, TOKENS, LATENT + ROTATED)),
+    "latent_one_cache__dyn": _maker(LatentOneCache, (BATCH, TOKENS, LATENT + ROTATED), opset=18, dynamo=True),
+    "rows_of_groups": _maker(RowsOfGroups, *[HEADS_FIRST] * 2),
     "holes": _maker(Holes, *[(BATCH, HEADS, TOKENS, SIZE)] * 2),
 }

@@ -9,7 +9,7 @@ Each model becomes OUT/<architecture>__<exporter>/model.onnx, with the differenc
 `export.json`. Without names all are made; what an exporter cannot do is reported and left out. Exporters: `dyn` torch
 dynamo with scaled-dot-product attention, `eager` dynamo with spelled-out attention, `ts` TorchScript with spelled-out
 attention, `old` TorchScript of the modules written by hand in `export_modules.py` (forms of model code that
-transformers does not have any more).
+transformers does not have, or not any more; some of them are exported with `dyn` too).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def example(shapes: list[CacheShape], new: int, past: int, batch: int) -> list[t
 
 def export(wrapped: Any, shapes: list[CacheShape], file: Path, *, dynamo: bool, opset: int) -> None:
     """Writes the model."""
-    kinds = ("key", "value") if len(shapes[0]) == 4 else ("key_value",)
+    kinds = ("key", "value") if len(shapes[0]) == 4 or shapes[0] != shapes[1] else ("key_value",)
     pasts = [f"past_key_values.{i // len(kinds)}.{kinds[i % len(kinds)]}" for i in range(len(shapes))]
     names = ["input_ids", "attention_mask", "position_ids", *pasts]
     presents = [n.replace("past_key_values", "present") for n in pasts]
@@ -171,7 +171,7 @@ def plans() -> dict[str, export_modules.Maker]:
                 {"dynamo": d, "opset": 18},
             )
     for name, make in export_modules.MODULES.items():
-        made[f"{name}__old"] = make
+        made[name if "__" in name else f"{name}__old"] = make
     return made
 
 

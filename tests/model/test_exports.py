@@ -18,6 +18,7 @@ from onnx import helper
 from pagegraft.custom_ops.manifest import MANIFEST_FILE, Manifest, file_digest
 from pagegraft.graphpass import ConvertOptions, NotConvertible, Report, VerificationError, convert, verify
 from pagegraft.graphpass.packed import PackedModel
+from pagegraft.runtime import LLM, SamplingParams
 
 SOURCES = Path(__file__).parents[1] / "data" / "exports"
 
@@ -31,8 +32,11 @@ class Expected:
     value_size: int
     windows: tuple[int | None, int | None] = (None, None)
     alibi: bool = False
+    latent: bool = False
 
 
+#: A latent of 16 channels and a rotated key of 8, one for all heads.
+LATENT = Expected(1, 24, 16, latent=True)
 MODELS = {
     "sequence_first_interleaved__old": Expected(2, 8, 8),
     "sequence_first_half__old": Expected(2, 8, 8),
@@ -46,6 +50,11 @@ MODELS = {
     "hunyuan_v1_dense__ts": Expected(2, 8, 8),
     "mimo_v2_flash__ts": Expected((2, 4), 8, 8, windows=(None, 12)),
     "minicpm3__ts": Expected(4, 24, 16),
+    "latent_two_caches__old": LATENT,
+    "latent_two_caches__dyn": LATENT,
+    "latent_einsum__dyn": LATENT,
+    "latent_one_cache__old": LATENT,
+    "rows_of_groups__old": Expected(2, 8, 8),
 }
 REFUSED = {
     "holes__old": ("mask", "holes"),
@@ -77,7 +86,8 @@ class Oracle:
             elif node.name == "position_ids":
                 feeds[node.name] = np.arange(count, dtype=np.int64)[None]
             else:
-                dims = [{"batch": 1, "past": 0}.get(d, d) for d in node.shape]
+                named = {"batch": 1, "past": 0}  # dynamo has names of its own: the batch comes first then
+                dims = [named.get(d, int(i == 0)) if isinstance(d, str) else d for i, d in enumerate(node.shape)]
                 feeds[node.name] = np.zeros(dims, np.float32)
         return np.asarray(self.session.run(["logits"], feeds)[0][0], np.float64)
 
@@ -141,6 +151,62 @@ def test_recognised_as_the_code_says(converted: Converted) -> None:
     assert {layer.value_head_size for layer in layers} == {expected.value_size}
     assert tuple(layer.window for layer in layers) == expected.windows
     assert {bool(layer.alibi_slopes) for layer in layers} == {expected.alibi}
+    assert {layer.latent for layer in layers} == {expected.latent}
+
+
+def test_a_latent_attention_keeps_one_cache(tmp_path: Path) -> None:
+    """Two caches of the source, or one, become one of the op, whose first channels are the values."""
+    for name in ("latent_two_caches__old", "latent_one_cache__old"):
+        report = convert(SOURCES / name, tmp_path / name)
+        model = onnx.load(tmp_path / name / "model.onnx")
+        caches = [i for i in model.graph.input if i.name.startswith("past_key_values")]
+        assert [c.name for c in caches] == ["past_key_values.0.key", "past_key_values.1.key"]
+        assert [d.dim_value for d in caches[0].type.tensor_type.shape.dim][2:] == [1, 24]
+        nodes = [n for n in model.graph.node if n.op_type == "PagedAttention"]
+        for node in nodes:
+            attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            assert (node.domain, attributes["kv_cache_layout"], attributes["v_head_size"]) == (
+                "pagegraft",
+                b"LATENT",
+                16,
+            )
+            assert len(node.output) == 2
+        assert {layer.value_head_size for layer in Manifest.load(tmp_path / name).layers} == {None}
+        assert report.kv_bytes_per_token == 2 * 24 * 4
+
+
+def test_the_engine_decodes_a_latent_model_as_its_source(tmp_path: Path) -> None:
+    """Greedy tokens of ragged prompts in a pool so small that sequences are preempted."""
+    convert(SOURCES / "latent_two_caches__dyn", tmp_path / "out")
+    oracle = Oracle(SOURCES / "latent_two_caches__dyn" / "model.onnx")
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(3, 128, n).tolist() for n in LENGTHS]
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    with LLM(tmp_path / "out", num_blocks=4, block_size=16, max_num_batched_tokens=16, num_threads=1) as llm:
+        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        tokens = output.outputs[0].token_ids
+        logits = oracle.logits([*prompt, *tokens])
+        assert list(tokens) == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+def test_a_sum_of_products_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
+    """The first product of two passes a Tanh before the second is added."""
+    model = onnx.load(SOURCES / "latent_two_caches__old" / "model.onnx")
+    nodes = list(model.graph.node)
+    (softmax, *_) = [n for n in nodes if n.op_type == "Softmax"]
+    producer = {out: n for n in nodes for out in n.output}
+    total = producer[producer[softmax.input[0]].input[0]]
+    assert total.op_type == "Add"
+    first = producer[total.input[0]]
+    assert first.op_type == "MatMul"
+    model.graph.node.insert(nodes.index(total), helper.make_node("Tanh", [total.input[0]], ["bent"]))
+    total.input[0] = "bent"
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(NotConvertible, match="no weighted sum of the 2 products") as failure:
+        convert(tmp_path / "model.onnx", tmp_path / "out")
+    assert (failure.value.kind, failure.value.node) == ("score", softmax.name)
+    assert failure.value.hint
 
 
 def test_tables_of_the_source_limit_the_context(tmp_path: Path) -> None:
@@ -216,6 +282,7 @@ FAULTS: dict[str, tuple[str, int, Fault]] = {
     "window one short": ("exaone4__ts", 0, attribute("local_window_size", lambda w: w - 1)),  # type: ignore[operator]
     "window one long": ("mimo_v2_flash__ts", 1, attribute("local_window_size", lambda w: w + 1)),  # type: ignore[operator]
     "window dropped": ("mimo_v2_flash__ts", 1, attribute("local_window_size", lambda _: -1)),
+    "latent scale a hundredth off": ("latent_two_caches__dyn", 1, attribute("scale", lambda s: 1.01 * s)),  # type: ignore[operator]
     "q norm weight of k": ("hunyuan_v1_dense__ts", 0, lambda node: node.input.__setitem__(12, node.input[13])),
 }
 
