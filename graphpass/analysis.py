@@ -16,12 +16,14 @@ from .recognise.attention import find_score_anchors, recognise_scores
 from .recognise.cache import CacheIndex, resolve_cache_shapes
 from .recognise.fuse import Fuser
 from .recognise.fused import find_grouped, recognise_grouped
+from .recognise.pack import pack_operands
 from .recognise.probe import Probe
 from .recognise.site import AttentionSite
 from .recognise.structure import StructurePlan, plan_structure
 from .refuse import refuse_operators
 from .rewrite.insert_op import assign_groups
 from .rewrite.logits_rows import LogitsPlan, plan_logits
+from .rewrite.shared import cache_owners
 
 __all__ = ["Analysis", "analyse"]
 
@@ -95,6 +97,7 @@ def analyse(model: ir.Model, options: ConvertOptions, *, max_positions: int | No
     if options.fuse and options.target != "ascend":  # its kernel has neither rotary embedding nor norms
         fuser = Fuser(probe, bound)
         sites = [fuser.fuse(site) for site in sites]
+        sites = pack_operands(probe, sites, cache_owners(sites))
         if any(site.rotary is not None for site in sites):
             structure = plan_structure(probe, sites, bound)
             limits.append(bound)

@@ -28,7 +28,7 @@ def _convert(
     source: Annotated[Path, typer.Argument(help="Folder of an exported model, or its .onnx file.")],
     out: Annotated[Path, typer.Argument(help="New folder for the converted model.")],
     fuse: Annotated[
-        bool, typer.Option(help="Take rotary embedding and q/k norm into the op where proven equal.")
+        bool, typer.Option(help="Take rotary embedding, q/k norm and the split of QKV into the op where proven equal.")
     ] = True,
     verify: Annotated[bool, typer.Option(help="Compare with the source model before the folder appears.")] = True,
     link: Annotated[bool, typer.Option(help="Hard-link the source's data files instead of copying them.")] = False,

@@ -20,7 +20,8 @@ Target = Literal["cpu", "ort-cuda", "ascend"]
 class ConvertOptions:
     """What `convert` does beyond the rewrite itself. Raises OptionError for values that cannot work.
 
-    `fuse`: take rotary embedding and q/k norm into the op where they are proven equal by evaluation.
+    `fuse`: take rotary embedding, q/k norm and the split of packed query, key and value into the op where they are
+        proven equal by evaluation.
     `verify`: run source and converted model side by side before the output folder appears.
     `link`: hard-link the source's data files instead of copying them.
     `target`: "cpu" for pagegraft's runtime.

@@ -125,8 +125,13 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
 def _layer(index: int, site: AttentionSite) -> LayerReport:
     fused = [
         name
-        for name, found in (("rotary", site.rotary), ("q norm", site.q_norm), ("k norm", site.k_norm))
-        if found is not None
+        for name, found in (
+            ("rotary", site.rotary is not None),
+            ("q norm", site.q_norm is not None),
+            ("k norm", site.k_norm is not None),
+            ("packed QKV", site.packed),
+        )
+        if found
     ]
     return LayerReport(
         layer=index,

@@ -94,6 +94,7 @@ class AttentionSite:
     """One attention of the source, in the terms of the op's contract.
 
     `latent`: its value is the first `value.size` channels of its key, times `value.scale`; there is one cache.
+    `packed`: keys and values were found to lie behind the query in one value, from which all three are taken.
     """
 
     node: ir.Node
@@ -110,6 +111,7 @@ class AttentionSite:
     k_norm: np.ndarray[Any, Any] | None = None
     norm_epsilon: float = 1e-6
     latent: bool = False
+    packed: bool = False
     dropped: tuple[ir.Node, ...] = field(default=())
 
     @property

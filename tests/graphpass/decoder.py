@@ -182,12 +182,16 @@ class Decoder:
         logits = g.op("MatMul", hidden, g.weight(WIDTH, VOCAB), outputs=("logits",))
         return self._wrap(g, logits)
 
+    def operands(self, g: Graph, hidden: str) -> tuple[str, str, str]:
+        """Query, key and value `[B, H, S, D]` of the new tokens."""
+        return self._heads(g, hidden), self._heads(g, hidden), self._heads(g, hidden)
+
     def _heads(self, g: Graph, hidden: str) -> str:
         flat = g.op("MatMul", hidden, g.weight(WIDTH, WIDTH))
         return g.op("Transpose", g.op("Reshape", flat, g.integers(0, 0, HEADS, SIZE)), perm=[0, 2, 1, 3])
 
     def _attention(self, g: Graph, hidden: str, layer: int, mask: str, ranges: Ranges) -> str:
-        query, key, value = (self._heads(g, hidden) for _ in range(3))
+        query, key, value = self.operands(g, hidden)
         if self.rotate is not None:
             query, key = (self.rotate(g, x, "position_ids", ranges.total) for x in (query, key))
         if self.past:
