@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from pagegraft.runtime.engine.request import Request, RequestInput
 SOURCES = Path(__file__).parents[1] / "data" / "zoo"
 #: Largest difference of log-probabilities; two tokens nearer than this may be drawn one for the other.
 TOLERANCE = 1e-4
+#: Of all outputs compared in a long test.
+MOST_TIES = 0.01
 SETTINGS: dict[str, Any] = {"num_threads": 1, "max_num_batched_tokens": 24, "max_num_seqs": 8, "debug": True}
 
 
@@ -43,27 +46,54 @@ def requests(vocab: int) -> list[tuple[list[int], SamplingParams]]:
     return out
 
 
-def run(llm: LLM, between: Callable[[int], None] = lambda step: None) -> tuple[list[RequestOutput], int]:
-    live: list[Request] = []
-    for i, (prompt, params) in enumerate(requests(llm.model.manifest.vocab_size)):
-        request = llm.engine.add(RequestInput(request_id=str(i), prompt_token_ids=prompt, params=params))
-        assert isinstance(request, Request)
-        live.append(request)
+def run(
+    llm: LLM, between: Callable[[int], None] = lambda step: None, order: Sequence[int] = (), every: int = 0
+) -> tuple[list[RequestOutput], int]:
+    """Runs the requests (those of `order`), one every so many steps, or all at once; `between` goes before each step.
+
+    Afterwards nothing of the pool is owned.
+    """
+    asked = requests(llm.model.manifest.vocab_size)
+    order = order or range(len(asked))
+    live: dict[int, Request] = {}
     steps = 0
-    while llm.engine.has_work:
+    while len(live) < len(order) or llm.engine.has_work:
+        while len(live) < len(order) and len(live) * every <= steps:
+            i = order[len(live)]
+            prompt, params = asked[i]
+            request = llm.engine.add(RequestInput(request_id=str(i), prompt_token_ids=prompt, params=params))
+            assert isinstance(request, Request)
+            live[i] = request
         between(steps)
         llm.engine.step()
         steps += 1
-    return [request.output() for request in live], steps
+    assert not llm.engine.scheduler.has_work
+    assert all(pool.num_owned == 0 for pool in llm.engine.scheduler.cache.pools)
+    return [live[i].output() for i in sorted(live)], steps
 
 
-def ties_between(outputs: list[RequestOutput], expected: list[RequestOutput]) -> int:
-    """Compares tokens and log-probabilities; returns how many outputs part at a tie."""
+def preempting(llm: LLM, at: int) -> Callable[[int], None]:
+    """Preempts everything before one step."""
+
+    def preempt(step: int) -> None:
+        if step == at:
+            for sequence in list(llm.engine.scheduler.running):
+                llm.engine.scheduler.preempt(sequence)
+
+    return preempt
+
+
+def ties_between(outputs: list[RequestOutput], expected: list[RequestOutput], *, cut: str = "") -> int:
+    """Compares tokens and log-probabilities; returns how many outputs part at a tie. Those of request `cut` may end
+    early."""
     ties = 0
     for output, wanted in zip(outputs, expected, strict=True):
+        assert output.request_id == wanted.request_id
         for choice, other in zip(output.outputs, wanted.outputs, strict=True):
-            assert len(choice.token_ids) == len(other.token_ids)
-            for mine, theirs in zip(choice.logprobs or (), other.logprobs or (), strict=True):
+            count = len(choice.token_ids)
+            assert count == len(other.token_ids) or (output.request_id == cut and count < len(other.token_ids))
+            assert len(choice.logprobs or ()) == count
+            for mine, theirs in zip(choice.logprobs or (), (other.logprobs or ())[:count], strict=True):
                 if mine.token_id != theirs.token_id:
                     assert abs(mine.logprob - theirs.logprob) < TOLERANCE
                     ties += 1
@@ -99,15 +129,51 @@ def test_preempting_everything_at_every_third_step(
         _, steps = run(llm)
         ties = 0
         for at in range(1, steps, 3):
-
-            def preempt(step: int, at: int = at) -> None:
-                if step == at:
-                    for sequence in list(llm.engine.scheduler.running):
-                        llm.engine.scheduler.preempt(sequence)
-
-            ties += ties_between(run(llm, preempt)[0], undisturbed)
+            ties += ties_between(run(llm, preempting(llm, at))[0], undisturbed)
         assert llm.engine.scheduler.counters.preemptions >= steps // 3
         assert ties <= steps // 3
+
+
+@pytest.mark.slow
+def test_preempting_everything_at_every_step_while_requests_arrive(
+    model: Path, undisturbed: list[RequestOutput]
+) -> None:
+    with LLM(model, num_blocks=64, block_size=8, **SETTINGS) as llm:
+        _, steps = run(llm, every=2)
+        ties = sum(ties_between(run(llm, preempting(llm, at), every=2)[0], undisturbed) for at in range(1, steps))
+        assert llm.engine.scheduler.counters.preemptions >= steps
+        assert ties <= MOST_TIES * steps * len(undisturbed)
+
+
+@pytest.mark.slow
+def test_every_order_of_arrival(model: Path, undisturbed: list[RequestOutput]) -> None:
+    orders = list(itertools.permutations(range(len(undisturbed))))
+    ties = 0
+    for caching in (True, False):
+        for order in orders[:: 1 if caching else 7]:
+            with LLM(model, num_blocks=64, block_size=8, enable_prefix_caching=caching, **SETTINGS) as llm:
+                ties += ties_between(run(llm, order=order, every=1)[0], undisturbed)
+    assert ties <= MOST_TIES * len(orders) * len(undisturbed)
+
+
+@pytest.mark.slow
+def test_ending_each_request_at_every_step(model: Path, undisturbed: list[RequestOutput]) -> None:
+    """The others are as if it had never been there, and what it had said by then is the beginning of what it says."""
+    with LLM(model, num_blocks=64, block_size=8, **SETTINGS) as llm:
+        _, steps = run(llm, every=2)
+        ties, ended = 0, 0
+        for victim, at in itertools.product(range(len(undisturbed)), range(1, steps)):
+
+            def end(step: int, victim: int = victim, at: int = at) -> None:
+                if step == at:
+                    llm.engine.abort(str(victim))
+
+            outputs, _ = run(llm, end, every=2)
+            aborted = {c.finish_reason for c in outputs[victim].outputs} == {"abort"}
+            ended += aborted
+            ties += ties_between(outputs, undisturbed, cut=str(victim))
+        assert ended > len(undisturbed)
+        assert ties <= MOST_TIES * steps * len(undisturbed) ** 2
 
 
 def test_a_tiny_pool_changes_nothing(model: Path, undisturbed: list[RequestOutput]) -> None:
