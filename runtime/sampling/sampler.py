@@ -70,13 +70,14 @@ class Sampler:
         if logits_RV.dtype != _FLOAT32:
             logits_RV = logits_RV.astype(np.float32)
         best_R = logits_RV.argmax(axis=1)
-        # argmax stops at a NaN, so one look at the winner covers the row.
-        peaks_R = logits_RV[np.arange(len(states)), best_R]
         result = SampledTokens(best_R, {}, {})
-        if not math.isfinite(np.add.reduce(peaks_R)):
+        if not _all_finite(logits_RV, best_R):
+            peaks_R = logits_RV[np.arange(len(states)), best_R]
             for row in np.flatnonzero(~np.isfinite(peaks_R)).tolist():
                 _fail(result, row, f"its largest logit is {peaks_R[row]}: the model computed no distribution")
         todo = [row for row, state in enumerate(states) if not state.takes_argmax and row not in result.errors]
+        if not todo:
+            return result
         narrow: dict[int, Candidates] = {}
         for row in todo:
             _choose(result, narrow, row, logits_RV[row], states[row])
@@ -86,6 +87,13 @@ class Sampler:
             if (top := states[row].logprobs) is not None and row not in result.errors:
                 result.logprobs[row] = token_logprobs(logits_RV[row], int(best_R[row]), top)
         return result
+
+
+def _all_finite(logits_RV: NDArray[np.float32], best_R: NDArray[np.int64]) -> bool:
+    """Whether every row has a finite largest logit. argmax stops at a NaN, so one look at the winner covers the row."""
+    if best_R.size == 1:
+        return math.isfinite(logits_RV[0, best_R[0]])
+    return math.isfinite(np.add.reduce(logits_RV[np.arange(best_R.size), best_R]))
 
 
 def _choose(

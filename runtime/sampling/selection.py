@@ -6,24 +6,22 @@ numpy happens to partition. `V` is the vocabulary, `n` any number of entries, `b
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "BLOCK",
     "BlockSums",
     "keep_largest",
     "lower_bound_of_top",
-    "mass_before",
-    "nucleus",
     "nucleus_candidates",
     "top_tokens",
 ]
 
 _COLUMNS: Final = 2048  # columns whose maxima bound the top k: their maxima cost as much as one pass over the row
-_BLOCK: Final = 256  # entries that are added up first where a running sum over all would cost too much
+BLOCK: Final = 256  # entries that are added up first where a running sum over all would cost too much
 
 
 def lower_bound_of_top(row_V: NDArray[np.float32], k: int) -> np.float32:
@@ -78,11 +76,11 @@ class BlockSums:
 
     def __init__(self, weights_n: NDArray[np.float32]) -> None:
         self._weights_n = weights_n
-        whole = weights_n.size // _BLOCK * _BLOCK
-        sums_b = np.empty(-(-weights_n.size // _BLOCK), np.float32)
+        whole = weights_n.size // BLOCK * BLOCK
+        sums_b = np.empty(-(-weights_n.size // BLOCK), np.float32)
         if whole:
             # einsum adds up short rows twice as fast as sum(axis=1) does.
-            np.einsum("be->b", weights_n[:whole].reshape(-1, _BLOCK), out=sums_b[: whole // _BLOCK])
+            np.einsum("be->b", weights_n[:whole].reshape(-1, BLOCK), out=sums_b[: whole // BLOCK])
         if whole < weights_n.size:
             sums_b[-1] = weights_n[whole:].sum()
         self._running_b = sums_b.cumsum(dtype=np.float64)
@@ -93,8 +91,8 @@ class BlockSums:
         running_b = self._running_b
         block = min(int(running_b.searchsorted(mass, "right")), int(running_b.searchsorted(self.total, "left")))
         before = float(running_b[block - 1]) if block else 0.0
-        start = block * _BLOCK
-        running = self._weights_n[start : start + _BLOCK].cumsum(dtype=np.float64)
+        start = block * BLOCK
+        running = self._weights_n[start : start + BLOCK].cumsum(dtype=np.float64)
         # The two levels round differently, so `mass - before` may lie a little outside of the block's own sum.
         index = min(int(running.searchsorted(mass - before, "right")), int(running.searchsorted(running[-1], "left")))
         return start + index
@@ -107,30 +105,12 @@ def nucleus_candidates(weights_n: NDArray[np.float32], mass: float) -> NDArray[n
     """
     if weights_n.size < 2 * _COLUMNS:
         return None
-    maxima = np.sort(_column_maxima(weights_n))[::-1]
-    needed = int(np.cumsum(maxima, dtype=np.float64).searchsorted(mass * (1 + 1e-6)))
-    return np.flatnonzero(weights_n >= maxima[needed]) if needed < _COLUMNS else None
-
-
-def nucleus(weights_n: NDArray[np.float32], mass: float) -> NDArray[np.int64]:
-    """Indices, ascending, of the fewest weights, largest first, that together reach `mass`; at least one."""
-    # Reaching counts as enough: the largest number below `mass` must be exceeded.
-    enough = math.nextafter(mass, -math.inf)
-    if weights_n.size <= _BLOCK:
-        order = (-weights_n).argsort(kind="stable")
-        kept = order[: BlockSums(weights_n[order]).find(enough) + 1]
-        kept.sort()
-        return kept
-    descending = np.ascontiguousarray(np.sort(weights_n)[::-1])
-    return keep_largest(weights_n, BlockSums(descending).find(enough) + 1)
-
-
-def mass_before(weights_n: NDArray[np.float32], index: int) -> float:
-    """Sum of the weights that come before entry `index` when the largest come first."""
-    own = weights_n[index]
-    above = (weights_n > own).view(np.int8).astype(np.float32)
-    whole = weights_n.size // _BLOCK * _BLOCK
-    blocks_b = np.einsum("be,be->b", weights_n[:whole].reshape(-1, _BLOCK), above[:whole].reshape(-1, _BLOCK))
-    rest = np.dot(weights_n[whole:], above[whole:])
-    equal = np.count_nonzero(weights_n[:index] == own)
-    return float(blocks_b.sum(dtype=np.float64)) + float(rest) + float(own) * equal
+    maxima = _column_maxima(weights_n)
+    if maxima.sum(dtype=np.float64) < mass:
+        return None
+    maxima = np.sort(maxima)[::-1]
+    for count in (_COLUMNS // 8, _COLUMNS):  # of most rows, few columns hold the nucleus
+        needed = int(np.cumsum(maxima[:count], dtype=np.float64).searchsorted(mass * (1 + 1e-6)))
+        if needed < count:
+            return np.flatnonzero(weights_n >= maxima[needed])
+    return None

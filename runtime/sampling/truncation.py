@@ -9,16 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from .leading import ascending_keys, descending_keys, leading, mass_of
 from .params import SamplingParams
 from .rng import ATTEMPTS
-from .selection import (
-    BlockSums,
-    keep_largest,
-    lower_bound_of_top,
-    mass_before,
-    nucleus,
-    nucleus_candidates,
-)
+from .selection import BlockSums, keep_largest, lower_bound_of_top, nucleus_candidates
 
 __all__ = ["distribution", "draw", "draw_from", "survivors"]
 
@@ -52,9 +46,12 @@ def draw(
     peak: the largest logit; finite.
     uniform: attempt -> independent numbers in [0, 1).
     """
-    if 0 < params.top_k < logits_V.size or params.min_p > 0.0 or params.typical_p < 1.0:
+    typical = params.typical_p < 1.0
+    if 0 < params.top_k < logits_V.size or params.min_p > 0.0 or (typical and params.top_p < 1.0):
         return draw_from(*distribution(logits_V, peak, params), uniform(0))
     weights_V = _weights(logits_V, peak, params.temperature)
+    if typical:
+        return _draw_where(_typical(weights_V, params.typical_p), weights_V, uniform(0))
     sums = BlockSums(weights_V)
     if params.top_p == 1.0:
         return sums.find(uniform(0) * sums.total)
@@ -74,21 +71,28 @@ def distribution(
     if ids_n is None:
         ids_n = survivors(logits_V, peak, params)
     if ids_n is None:
-        ids_n = np.flatnonzero(logits_V >= _LOWEST)
-    weights_n = _weights(logits_V[ids_n], peak, params.temperature)
+        possible_V = logits_V >= _LOWEST
+        ids_n = None if possible_V.all() else np.flatnonzero(possible_V)
+    weights_n = _weights(logits_V if ids_n is None else logits_V[ids_n], peak, params.temperature)
     if params.top_p < 1.0:
         kept = nucleus(weights_n, params.top_p * BlockSums(weights_n).total)
-        ids_n, weights_n = ids_n[kept], weights_n[kept]
+        ids_n, weights_n = kept if ids_n is None else ids_n[kept], weights_n[kept]
     if params.typical_p < 1.0:
-        kept = _typical(weights_n, params.typical_p)
-        ids_n, weights_n = ids_n[kept], weights_n[kept]
-    return ids_n, weights_n
+        kept = np.flatnonzero(_typical(weights_n, params.typical_p))
+        ids_n, weights_n = kept if ids_n is None else ids_n[kept], weights_n[kept]
+    return np.arange(weights_n.size) if ids_n is None else ids_n, weights_n
 
 
 def draw_from(ids_n: NDArray[np.int64], weights_n: NDArray[np.float32], uniform: float) -> int:
     """Draws one of the ids by their weights."""
     sums = BlockSums(weights_n)
     return int(ids_n[sums.find(uniform * sums.total)])
+
+
+def _draw_where(mask_V: NDArray[np.bool_], weights_V: NDArray[np.float32], uniform: float) -> int:
+    """As `draw_from`, of the tokens where the mask is true: cheaper than to collect them when they are many."""
+    sums = BlockSums(weights_V * mask_V.view(np.int8).astype(np.float32))
+    return sums.find(uniform * sums.total)
 
 
 def _weights(logits_n: NDArray[np.float32], peak: np.float32, temperature: float) -> NDArray[np.float32]:
@@ -100,38 +104,52 @@ def _weights(logits_n: NDArray[np.float32], peak: np.float32, temperature: float
     return weights_n
 
 
+def nucleus(weights_n: NDArray[np.float32], mass: float) -> NDArray[np.int64]:
+    """Indices, ascending, of the fewest weights, largest first, that together reach `mass`; at least one."""
+    keys_n = descending_keys(weights_n)
+    return np.flatnonzero(leading(keys_n, weights_n, mass).mask(keys_n))
+
+
+def is_in_nucleus(weights_n: NDArray[np.float32], index: int, mass: float) -> bool:
+    """Whether the weights that come before entry `index`, largest first, are less than `mass` together."""
+    own = weights_n[index]
+    larger = mass_of(weights_n, weights_n > own)
+    return larger < mass and larger + float(own) * np.count_nonzero(weights_n[:index] == own) < mass
+
+
 def _draw_from_nucleus(
     weights_V: NDArray[np.float32], sums: BlockSums, mass: float, uniform: Callable[[int], float]
 ) -> int:
     """A draw from the whole distribution that happens to lie in the nucleus is a draw from the nucleus.
 
-    Whether it does is one pass over the weights; finding all of the nucleus takes a sort, unless it is small.
+    Whether it does is one pass over the weights; finding where the nucleus ends takes several, unless it is small.
     """
+    outside = -1.0
     for attempt in range(ATTEMPTS - 1):
         token_id = sums.find(uniform(attempt) * sums.total)
+        own = float(weights_V[token_id])
         # Where all the others together are not enough, this one is needed whatever its rank.
-        if sums.total - float(weights_V[token_id]) < mass or mass_before(weights_V, token_id) < mass:
+        if sums.total - own < mass or (own >= outside and is_in_nucleus(weights_V, token_id, mass)):
             return token_id
+        outside = max(outside, own)  # what is lighter lies outside as well
         if attempt == 0 and (candidates := nucleus_candidates(weights_V, mass)) is not None:
             weights_n = weights_V[candidates]
             kept = nucleus(weights_n, mass)
             return draw_from(candidates[kept], weights_n[kept], uniform(1))
-    kept = nucleus(weights_V, mass)
-    return draw_from(kept, weights_V[kept], uniform(ATTEMPTS - 1))
+    keys_V = descending_keys(weights_V)
+    mask_V = leading(keys_V, weights_V, mass, sums.total).mask(keys_V)
+    return _draw_where(mask_V, weights_V, uniform(ATTEMPTS - 1))
 
 
-def _typical(weights_n: NDArray[np.float32], mass: float) -> NDArray[np.int64]:
-    """Indices, ascending, of the locally typical set (Meister et al., "Locally typical sampling", TACL 2023)."""
+def _typical(weights_n: NDArray[np.float32], mass: float) -> NDArray[np.bool_]:
+    """Where the locally typical set is (Meister et al., "Locally typical sampling", TACL 2023)."""
     probabilities_n = weights_n / np.float32(BlockSums(weights_n).total)
     with np.errstate(divide="ignore", invalid="ignore"):
-        information_n = -np.log(probabilities_n)
-        entropy = np.nansum(probabilities_n * information_n)
-    # Floats that are not negative sort like their bits: with the index below them, equal distances keep their order.
-    keys_n2 = np.empty((weights_n.size, 2), "<u4")
-    keys_n2[:, 0] = np.arange(weights_n.size)
-    keys_n2[:, 1] = np.abs(information_n - entropy).view(np.uint32)
-    keys_n = keys_n2.view("<u8").ravel()
-    keys_n.sort()
-    order_n = keys_n2[:, 0].astype(np.int64)
-    size = BlockSums(probabilities_n[order_n]).find(np.nextafter(mass, -np.inf)) + 1
-    return np.sort(order_n[:size])
+        logs_n = np.log(probabilities_n)
+        products_n = probabilities_n * logs_n
+    entropy = -products_n.sum()
+    if np.isnan(entropy):  # a probability of 0 has no part in it
+        entropy = -np.nansum(products_n)
+    logs_n += entropy
+    keys_n = ascending_keys(np.abs(logs_n, out=logs_n))
+    return leading(keys_n, probabilities_n, mass, 1.0).mask(keys_n)
