@@ -21,6 +21,7 @@ from .recognise.probe import Probe
 from .recognise.site import AttentionSite
 from .recognise.structure import StructurePlan, plan_structure
 from .refuse import refuse_operators
+from .requantise import PER_TENSOR_OPS, requantised_activations
 from .rewrite.insert_op import assign_groups
 from .rewrite.logits_rows import LogitsPlan, plan_logits
 from .rewrite.shared import cache_owners
@@ -46,6 +47,7 @@ class Analysis:
     input_names: tuple[str, ...] = ()
     token_count: int = 0
     context_unstated: bool = False
+    requantised: int = 0
     compute_dtype: ir.DataType = field(default=ir.DataType.FLOAT)
 
     @property
@@ -53,7 +55,7 @@ class Analysis:
         """The key of verification tolerances: the compute type, or what limits accuracy more."""
         for node in self.probe.view.order:
             level = node.attributes.get("accuracy_level")
-            if node.op_type == "MatMulNBits" and level is not None and level.as_int() == 4:
+            if node.op_type == "MatMulInteger" or (level is not None and level.as_int() == 4):
                 return "int8 products"
         return str(self.compute_dtype.numpy())
 
@@ -112,6 +114,7 @@ def analyse(model: ir.Model, options: ConvertOptions, *, max_positions: int | No
         max_positions=min(limits, default=None),
         token_count=min(plan.vocab, token_rows(interface.tokens) or plan.vocab),
         context_unstated=bound == UNSTATED_BOUND and max_positions is None,
+        requantised=requantised_activations(model),
         input_names=tuple(v.name or "" for v in model.graph.inputs),
         compute_dtype=ir.DataType.from_numpy(probe.dtype(sites[0].operands[0])),
     )
@@ -129,12 +132,12 @@ def token_rows(tokens: ir.Value) -> int | None:
 def refuse_batch_global_ops(model: ir.Model) -> None:
     """Raises for ops whose result for one token depends on all tokens of the batch."""
     for node in model.graph:
-        if node.op_type == "DynamicQuantizeLinear":
+        if node.op_type in PER_TENSOR_OPS:
             raise NotConvertible(
                 "activations are quantised per tensor at run time: a sequence's result would depend on what else is "
                 "in the batch",
                 node.name or "",
-                "convert the float model, or one with weight-only quantisation",
+                "convert with --requantize, which quantises them per token, or convert the float model",
                 kind="dynamic-quantisation",
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,9 @@ def _convert(
     fuse: Annotated[
         bool, typer.Option(help="Take rotary embedding, q/k norm and the split of QKV into the op where proven equal.")
     ] = True,
+    requantize: Annotated[
+        bool, typer.Option("--requantize", help="Quantise activations per token where the source does per tensor.")
+    ] = False,
     verify: Annotated[bool, typer.Option(help="Compare with the source model before the folder appears.")] = True,
     link: Annotated[bool, typer.Option(help="Hard-link the source's data files instead of copying them.")] = False,
     max_positions: Annotated[int | None, typer.Option(help="Longest context in tokens.")] = None,
@@ -62,6 +66,7 @@ def _convert(
     options = ConvertOptions(
         target=target,  # type: ignore[arg-type]
         fuse=fuse,
+        requantize=requantize,
         verify=verify,
         link=link,
         max_positions=max_positions,
@@ -95,11 +100,22 @@ def _print_summary(result: Any, out: Path) -> None:
         )
     else:
         console.print("not verified (--no-verify)")
+    if "requantised" in checked:
+        console.print(_effect(checked["requantised"]))
     if "kv_cache" in checked:
         kv_cli.print_caches(checked["kv_cache"], console)
     for note in result.notes:
         console.print(f"note: {note}")
     console.print(f"wrote {out}")
+
+
+def _effect(facts: Mapping[str, Any]) -> str:
+    chunks = facts["source_by_chunks_rms"]
+    itself = f"; the source differs from itself by {chunks:.1%} when its tokens come in chunks" if chunks else ""
+    return (
+        f"against the source with activations quantised per tensor: logits differ by {facts['logit_error_rms']:.1%} of "
+        f"their deviation (rms), {facts['greedy_agreement']:.1%} greedy agreement over {facts['tokens']} tokens{itself}"
+    )
 
 
 def _bytes(count: int) -> str:

@@ -20,6 +20,7 @@ from .decompose_microsoft import decompose_microsoft_attention
 from .einsum import spell_out_einsum
 from .errors import SourceError
 from .external_data import is_below, load_graph
+from .requantise import requantise
 from .upcast import upcast_bfloat16
 
 __all__ = ["Source", "find_model", "load", "normalise"]
@@ -99,8 +100,11 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
             yield value.const_value
 
 
-def normalise(model: ir.Model) -> None:
-    """Brings a model into the normal form, in place; bfloat16 becomes float32."""
+def normalise(model: ir.Model, *, requantize: bool = False) -> None:
+    """Brings a model into the normal form, in place; bfloat16 becomes float32.
+
+    With `requantize`, activations that are quantised per tensor at run time are quantised per token instead.
+    """
     upcast_bfloat16(model)
     _fix_branch_inputs(model)
     if model.functions:
@@ -118,6 +122,8 @@ def normalise(model: ir.Model) -> None:
     common.RemoveUnusedNodesPass()(model)
     if not all(node.name for node in model.graph):
         _name_nodes(model)
+    if requantize:
+        requantise(model)
     decompose_attention(model)
     decompose_microsoft_attention(model)
     spell_out_einsum(model)

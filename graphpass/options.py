@@ -22,6 +22,7 @@ class ConvertOptions:
 
     `fuse`: take rotary embedding, q/k norm and the split of packed query, key and value into the op where they are
         proven equal by evaluation.
+    `requantize`: quantise activations per token where the source quantises them per tensor at run time.
     `verify`: run source and converted model side by side before the output folder appears.
     `link`: hard-link the source's data files instead of copying them.
     `target`: "cpu" for pagegraft's runtime.
@@ -34,6 +35,7 @@ class ConvertOptions:
     """
 
     fuse: bool = True
+    requantize: bool = False
     verify: bool = True
     link: bool = False
     target: Target = "cpu"

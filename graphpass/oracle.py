@@ -11,32 +11,37 @@ from .normalise import Source, load
 from .output import save_with_data
 from .packed import SourceModel
 from .passes import Analysis
+from .requantise import requantise
 from .upcast import upcast_bfloat16
 
 __all__ = ["source_model"]
 
 
 @contextmanager
-def source_model(source: Source, analysis: Analysis, scratch: Path) -> Iterator[SourceModel]:
+def source_model(source: Source, analysis: Analysis, scratch: Path, *, as_given: bool = False) -> Iterator[SourceModel]:
     """The source in onnxruntime, with its caches wired up; a bfloat16 one in float32, as the conversion is.
 
     A float32 copy lies in `scratch` until the block ends.
+    A source whose activations are quantised per token is given one token at a time, which is what that means; without
+    a past it is run rewritten. `as_given`: it is neither.
     """
     links = [link for site in analysis.sites for link in (*site.key_cache, *site.value_cache)]
-    with _runnable(source, scratch) as file:
+    requantised = bool(analysis.requantised) and not as_given
+    with _runnable(source, scratch, requantize=requantised and not analysis.probe.has_past) as file:
         yield SourceModel(
             file,
             {c.name or "": analysis.probe.cache_shape(c) for c in analysis.interface.caches},
             {link.past.name or "": link.present.name or "" for link in links if link.present is not None},
             capacities={c.name or "": n for c, n in analysis.probe.capacities.items()},
-            single_token=analysis.probe.single_token,
+            single_token=analysis.probe.single_token or (requantised and analysis.probe.has_past),
         )
 
 
 @contextmanager
-def _runnable(source: Source, scratch: Path) -> Iterator[Path]:
+def _runnable(source: Source, scratch: Path, *, requantize: bool) -> Iterator[Path]:
     model = load(source)
-    if not upcast_bfloat16(model):
+    changed = upcast_bfloat16(model)
+    if not (requantise(model) if requantize else changed):
         yield source.file
         return
     with tempfile.TemporaryDirectory(dir=scratch, prefix=".float32-") as folder:

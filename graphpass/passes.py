@@ -32,7 +32,7 @@ class PagedAttentionPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Analyses and rewrites the model."""
         work = model.clone()  # shares the weights
-        normalise(work)
+        normalise(work, requantize=self.options.requantize)
         self.analysis = analyse(work, self.options, max_positions=self.options.max_positions)
         self.layers = rewrite(work, self.analysis, self.options.target)
         model.graph = work.graph

@@ -23,6 +23,7 @@ from .packed import PackedModel
 from .paged_source import convert_paged
 from .passes import Analysis, analyse, rewrite
 from .report import Refusal, Report, describe
+from .requantise_effect import requantise_effect
 from .slices import source_slices, verify_slices
 from .source_facts import longest_context, read_json, too_large_to_run, verification_length
 from .texts import bundled_text
@@ -53,7 +54,7 @@ def inspect(source: Path | str, options: ConvertOptions | None = None) -> Report
         if is_paged(model):
             adopted = adopt_paged(model)
             return Report(source=str(found.file), nodes_before=nodes, layers=adopted.reports)
-        normalise(model)
+        normalise(model, requantize=options.requantize)
         analysis = analyse(model, options, max_positions=longest_context(found, options))
     except NotConvertible as error:
         return Report(source=str(found.file), nodes_before=nodes, refusal=Refusal.of(error))
@@ -79,7 +80,7 @@ def convert(
         with _nothing_written():
             return convert_paged(found, out, model, options, progress)
     nodes = model.graph.num_nodes()
-    normalise(model)
+    normalise(model, requantize=options.requantize)
     progress("recognising attention")
     analysis = analyse(model, options, max_positions=longest_context(found, options))
     report = describe(str(found.file), analysis, nodes_before=nodes)
@@ -97,6 +98,8 @@ def convert(
                 checked = verify_slices(oracles, folder, manifest, accuracy=analysis.accuracy, progress=progress)
             else:
                 checked = _verify(found, folder, manifest, analysis, options, progress).to_dict()
+                if analysis.requantised:
+                    checked["requantised"] = requantise_effect(found, analysis, folder, progress=progress)
             verification = {"verified": True, **checked}
         if request is not None:
             manifest, verification["kv_cache"] = _change_caches(
@@ -153,7 +156,11 @@ def _manifest(
         default_block_size=options.block_size,
         target=options.target,
         data_files=data_file_facts(folder, files, digests=small),
-        source={"file": source.file.name, "digest": names.file_digest(source.file)},
+        source={
+            "file": source.file.name,
+            "digest": names.file_digest(source.file),
+            **({"requantised": analysis.requantised} if analysis.requantised else {}),
+        },
     )
 
 
@@ -187,13 +194,14 @@ def verify(source: Path | str, folder: Path | str, options: ConvertOptions | Non
     """
     options = options or ConvertOptions()
     found, folder = find_model(Path(source)), Path(folder)
-    analysis = _analysed(found, options)
-    return _verify(found, folder, names.Manifest.load(folder), analysis, options)
+    manifest = names.Manifest.load(folder)
+    options = replace(options, requantize=options.requantize or bool(manifest.source.get("requantised")))
+    return _verify(found, folder, manifest, _analysed(found, options), options)
 
 
 def _analysed(source: Source, options: ConvertOptions) -> Analysis:
     model = load(source)
-    normalise(model)
+    normalise(model, requantize=options.requantize)
     return analyse(model, options, max_positions=longest_context(source, options))
 
 

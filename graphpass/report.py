@@ -115,6 +115,10 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
         notes.append("bfloat16 weights are computed in float32: onnxruntime has no bfloat16 kernels for CPU")
     if analysis.probe.single_token:
         notes.append("the source takes one new token a step; the converted model takes any number")
+    if analysis.requantised:
+        notes.append(
+            f"{analysis.requantised} activations are quantised per token, which the source quantises per tensor"
+        )
     owners = cache_owners(analysis.sites)
     readers = [i for i, owner in enumerate(owners) if owner != i]
     if readers:
