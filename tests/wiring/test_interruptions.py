@@ -109,26 +109,33 @@ def test_pools_so_small_that_the_engine_preempts_by_itself(
         assert llm.engine.scheduler.counters.preemptions > 0
 
 
-def test_preempting_everything_at_every_step(model: Path, params: Params, undisturbed: dict[str, Any]) -> None:
+def preempting(llm: LLM, at: int, victims: str) -> Callable[[int], None]:
+    """Preempts what runs of some requests before one step."""
+
+    def preempt(step: int) -> None:
+        if step == at:
+            for sequence in list(llm.engine.scheduler.running):
+                if sequence.request_id in victims:
+                    llm.engine.scheduler.preempt(sequence)
+
+    return preempt
+
+
+@pytest.mark.parametrize("victims", ["abcd", *(pytest.param(v, marks=pytest.mark.slow) for v in "abcd")])
+def test_preempting_at_every_step(model: Path, params: Params, undisturbed: dict[str, Any], victims: str) -> None:
     with LLM(model, **SETTINGS) as llm:
         _, steps = run(llm, params)
         for at in range(1, steps):
-
-            def preempt(step: int, at: int = at) -> None:
-                if step == at:
-                    for sequence in list(llm.engine.scheduler.running):
-                        llm.engine.scheduler.preempt(sequence)
-
-            assert run(llm, params, between=preempt)[0] == undisturbed
+            assert run(llm, params, between=preempting(llm, at, victims))[0] == undisturbed
         counters = llm.engine.scheduler.counters
-        assert counters.preemptions >= steps
+        assert counters.preemptions >= (steps if victims == "abcd" else 5)
         assert counters.prefix_hits <= counters.prefix_queries
 
 
 def test_ending_each_request_at_every_step(model: Path, params: Params, undisturbed: dict[str, Any]) -> None:
     with LLM(model, **SETTINGS) as llm:
         _, steps = run(llm, params)
-        for at, victim in itertools.product(range(1, steps, 2), "abcd"):
+        for at, victim in itertools.product(range(1, steps), "abcd"):
 
             def end(step: int, at: int = at, victim: str = victim) -> None:
                 if step == at:
