@@ -46,7 +46,7 @@ def plan_logits(probe: Probe) -> LogitsPlan:
     user: ir.Node | None = None
     while (node := value.producer()) is not None:
         inputs = probe.view.data_inputs(node)
-        loose = [v for v in node_inputs(node) if not probe.view.taint(v) and not is_constant(v)]
+        loose = [v for v in node_inputs(node) if not probe.view.taint(v) and not _is_fixed(v)]
         if len(inputs) != 1 or loose:
             break
         if node.op_type in _PRODUCTS:
@@ -57,6 +57,22 @@ def plan_logits(probe: Probe) -> LogitsPlan:
     if user is None or at is None:
         return LogitsPlan(logits, axes[0], None, vocab)
     return LogitsPlan(value, at, user, vocab)
+
+
+def _is_fixed(value: ir.Value) -> bool:
+    """True for a constant and for what is computed from constants alone, like the transposed embedding as weights."""
+    pending, seen = [value], set[ir.Value]()
+    while pending:
+        value = pending.pop()
+        if value in seen or is_constant(value):
+            continue
+        seen.add(value)
+        node = value.producer()
+        inputs = node_inputs(node) if node is not None else []
+        if not inputs:  # an input of the graph, or a node that makes something of nothing, like RandomNormal
+            return False
+        pending.extend(inputs)
+    return True
 
 
 def _token_axis(probe: Probe, value: ir.Value) -> int | None:

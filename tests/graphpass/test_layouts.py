@@ -124,3 +124,25 @@ def test_norms_before_rotary(model: d.Decoder, fused: tuple[str, ...], tmp_path:
     report = convert(model.save(tmp_path / "source"), tmp_path / "out", OPTIONS)
     assert [layer.fused for layer in report.layers] == [fused] * 2
     assert report.verification["difference"] < 1e-4
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["own weights", "transposed embedding"])
+def test_only_the_rows_asked_for_meet_the_output_weights(tied: bool, tmp_path: Path) -> None:
+    """Rows are gathered before the last product, a small model's largest, also when its weights are computed."""
+    model = d.Decoder().model()
+    if tied:
+        embedding, last = model.graph.node[0].input[0], model.graph.node[-1]
+        turned = onnx.helper.make_node("Transpose", [embedding], ["tied"], perm=[1, 0])
+        model.graph.node.insert(0, turned)
+        last.input[1] = "tied"
+    (tmp_path / "source").mkdir()
+    onnx.save(model, tmp_path / "source" / "model.onnx")
+    convert(tmp_path / "source", tmp_path / "out", OPTIONS)
+    nodes = {name: n for n in onnx.load(tmp_path / "out" / "model.onnx").graph.node for name in n.output}
+    node = nodes["logits"]
+    while node.op_type != "MatMul":
+        assert node.op_type == "Reshape"
+        node = nodes[node.input[0]]
+    rows = nodes[node.input[0]]
+    assert rows.op_type == "Gather"
+    assert rows.input[1] == "logits_indices"
