@@ -113,14 +113,16 @@ class Evaluator:
         nodes, leaves, constants = self._slice(wanted, set(feeds))
         protos: list[onnx.NodeProto] = []
         initializers: dict[str, onnx.TensorProto] = {}
-        needed: set[str] = set()
-        for node in nodes:
+        needed = {v.name or "" for v in wanted}
+        for node in reversed(nodes):
+            if not any(out.name in needed for out in node.outputs):
+                continue  # transposed a weight that a stand-in does without
             stand_in = _stand_in(node, initializers) if light else None
-            if stand_in is None:  # a stand-in needs none of the weights
+            if stand_in is None:
                 needed.update(_captured(node))
-            protos.extend(stand_in if stand_in is not None else [self._proto(node)])
-        needed |= {name for p in protos for name in p.input}
-        needed |= {v.name or "" for v in wanted}
+            made = stand_in if stand_in is not None else [self._proto(node)]
+            needed.update(name for p in made for name in p.input)
+            protos[:0] = made
         for value in constants:
             if value.name in needed:
                 initializers[value.name or ""] = _tensor_proto(value)

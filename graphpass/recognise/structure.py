@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import NotConvertible
-from ..evaluate import Array, Unevaluable
+from ..evaluate import HEAVY_ELEMENTS, Array, Unevaluable
 from ..graph import is_constant, node_inputs
 from .positions import Boundary, cone_of, find_positions, packed_feeds
 from .probe import Probe, Size
@@ -27,6 +27,8 @@ __all__ = ["StructurePlan", "plan_structure"]
 
 #: Values with more elements than this are not turned into constants.
 _LARGEST_CONSTANT = 1 << 16
+#: Their results vary though their operands do not.
+_RANDOM_OPS = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"})
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,32 @@ def _boundaries(probe: Probe, sites: Sequence[AttentionSite]) -> list[Boundary]:
                 )
             if probe.view.taint(operand):
                 stack.append(operand)
-            elif not is_constant(operand):
+            elif not is_constant(operand) and not _is_weight(operand):
                 found.append(Boundary(operand, node, node in tails))
     return found
+
+
+def _is_weight(value: ir.Value) -> bool:
+    """True for a heavy weight in another form (transposed, cast, dequantised): computed from constants alone.
+
+    It needs no proof, and evaluating it at many sizes would take memory of several times its own size.
+    """
+    heavy = False
+    seen: set[ir.Node] = set()
+    stack = [value]
+    while stack:
+        found = stack.pop()
+        producer = found.producer()
+        if producer is None:
+            if found.const_value is None:
+                return False
+            heavy |= found.const_value.size > HEAVY_ELEMENTS
+        elif producer not in seen:
+            if not producer.inputs or producer.op_type in _RANDOM_OPS:
+                return False
+            seen.add(producer)
+            stack.extend(node_inputs(producer))
+    return heavy
 
 
 def _tail_positions(probe: Probe, tail: Tail, positions: Mapping[ir.Value, int], longest: int) -> dict[ir.Value, int]:
