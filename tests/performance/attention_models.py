@@ -69,21 +69,20 @@ class Shape:
 
 
 def filled(shape: Sequence[int], dtype: np.dtype[Any]) -> ort.OrtValue:
-    """An OrtValue of onnxruntime's own memory with a repeated random pattern."""
-    onnx_type = helper.np_dtype_to_tensor_dtype(dtype)
-    value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), onnx_type, "cpu")
+    """An OrtValue with a repeated random pattern, in memory of numpy as the runtime's caches are (huge pages)."""
     pattern = np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32)
     if dtype.itemsize == 1:
         codes = (pattern * 20).clip(-100, 100)
-        stored = codes.astype(dtype).view(np.uint8) if dtype != np.uint8 else codes.astype(np.int8).view(np.uint8)
+        stored = codes.astype(dtype) if dtype != np.uint8 else codes.astype(np.int8).view(np.uint8)
     else:
-        stored = pattern.astype(dtype).view(np.uint8)
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * size).from_address(value.data_ptr()))
-    for start in range(0, size, stored.size):
-        part = memory[start : start + stored.size]
-        part[:] = stored[: part.size]
-    return value
+        stored = pattern.astype(dtype)
+    memory = np.empty(int(np.prod(shape)) * dtype.itemsize, np.uint8)
+    for start in range(0, memory.size, stored.nbytes):
+        part = memory[start : start + stored.nbytes]
+        part[:] = stored.view(np.uint8)[: part.size]
+    plain = dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")  # onnxruntime knows numpy's own types
+    array = memory.view(plain).reshape(shape)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, helper.np_dtype_to_tensor_dtype(dtype))
 
 
 def _session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
@@ -128,7 +127,12 @@ def bound(
             binding.bind_output(name, "cpu")
         else:
             binding.bind_ortvalue_output(name, out)
-    return lambda: session.run_with_iobinding(binding)
+
+    def run() -> None:
+        session.run_with_iobinding(binding)
+
+    run.__dict__["memory"] = (inputs, outputs)  # a binding does not keep numpy's memory alive
+    return run
 
 
 def numbers(values: Any, dtype: Any = np.int32) -> ort.OrtValue:

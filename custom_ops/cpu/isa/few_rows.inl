@@ -12,17 +12,19 @@ FewRows reserve_few(const Step& step, const Group& group, std::int64_t tile, flo
   few.q_stride = padded(step.sizes.D);
   few.v_stride = padded(step.sizes.Dv);
   few.score_stride = tile + W;
+  few.state_stride = padded(few.rows);
+  few.in_hand = few.rows * few.score_stride + few.state_stride;
   const std::int64_t limits = few.rows * static_cast<std::int64_t>(sizeof(RowLimits) / sizeof(float)) + 15;
-  float* p = scratch->reserve(few.all * (few.q_stride + few.v_stride + 2) + few.rows * (few.score_stride + 1) + limits +
-                              step.sizes.rotary_dim);
+  float* p = scratch->reserve(few.all * (few.q_stride + few.v_stride + W) + group.heads * few.state_stride +
+                              2 * few.in_hand + limits + step.sizes.rotary_dim);
   few.limits = reinterpret_cast<RowLimits*>(p);
   few.query = p + limits / 16 * 16;
   few.sums = few.query + few.all * few.q_stride;
-  few.scores = few.sums + few.all * few.v_stride;
-  few.max = few.scores + few.rows * few.score_stride;
-  few.total = few.max + few.all;
-  few.factors = few.total + few.all;
-  *angles = few.factors + few.rows;
+  few.total = few.sums + few.all * few.v_stride;
+  few.max = few.total + few.all * W;
+  few.factors = few.max + group.heads * few.state_stride;
+  few.scores = few.factors + few.state_stride;
+  *angles = few.factors + 2 * few.in_hand;
   return few;
 }
 
@@ -42,35 +44,45 @@ FewRows prepare_few(const Step& step, const Group& group, std::int64_t tile, Scr
     }
   }
   std::memset(few.sums, 0, static_cast<std::size_t>(few.all * few.v_stride) * sizeof(float));
-  for (std::int64_t i = 0; i < few.all; ++i) {
-    few.max[i] = -kInfinity;
-    few.total[i] = 0.f;
-  }
+  std::memset(few.total, 0, static_cast<std::size_t>(few.all * W) * sizeof(float));
+  for (std::int64_t i = 0; i < group.heads * few.state_stride; ++i) few.max[i] = -kInfinity;
   return few;
 }
 
-// All KV heads of one piece; the next piece, if any, is fetched meanwhile.
+// All KV heads of one piece; the next piece, if any, is fetched meanwhile. A head's scores are computed before the values
+// of the head before it are weighed, so that the latencies of its softmax pass under the next head's products.
 template <Type kType>
 void few_piece(const Step& step, const Group& group, const FewRows& few, const Piece& piece, std::int64_t next_to) {
   const Tile& tile = *piece.tile;
   const std::int64_t count = piece.to - piece.from, Dv = step.sizes.Dv;
-  const bool latent = step.config.latent;
-  Fetcher keys{tile.key + piece.to - (next_to == piece.to), next_to - piece.to, step.kv.key.token_stride, 0, 0};
-  Fetcher values{tile.value + piece.to - (next_to == piece.to), latent ? 0 : next_to - piece.to,
-                 step.kv.value.token_stride, 0, 0};
+  const std::int64_t last = piece.to - (next_to == piece.to);  // some row, when there is no next piece
+  Fetcher fetcher(step, tile.key + last, tile.value + last, next_to - piece.to);
+  const FewRows halves[2] = {few, few.other()};
+  const auto dot = [&](std::int64_t i) {
+    dot_tile<kType>(halves[i % 2], few.query + i * few.rows * few.q_stride, tile.key + piece.from,
+                    (group.first_head + i) * step.kv.key.head_stride, count, step.sizes.D, &fetcher);
+  };
+  dot(0);
   for (std::int64_t i = 0; i < group.heads; ++i) {
-    const std::int64_t g = group.first_head + i;
-    const std::int64_t key_head = g * step.kv.key.head_stride, value_head = g * step.kv.value.head_stride;
+    const FewRows& mine = halves[i % 2];
+    const std::int64_t g = group.first_head + i, value_head = g * step.kv.value.head_stride;
     float* sums = few.sums + i * few.rows * few.v_stride;
-    dot_tile<kType>(few, few.query + i * few.rows * few.q_stride, tile.key + piece.from, key_head, count, step.sizes.D,
-                    &keys);
-    weights_of(step, few, piece, g, i);
+    weights_of(step, mine, piece, g, i);
+    if (i + 1 < group.heads) dot(i + 1);
     if (piece.masked && !rows_finite<kType>(tile.value + piece.from, value_head, count, Dv)) {
-      weigh_strictly(step, few, piece, g, sums);
+      weigh_strictly(step, mine, piece, g, sums);
     } else {
-      weigh_tile<kType>(few, tile.value + piece.from, value_head, count, Dv, sums, &values);
+      weigh_tile<kType>(mine, tile.value + piece.from, value_head, count, Dv, sums, &fetcher);
     }
   }
+}
+
+// The states as leave_rows takes them: one maximum and one total a row, side by side.
+void gather_states(const Group& group, const FewRows& few) {
+  for (std::int64_t i = 0; i < group.heads; ++i) {
+    for (std::int64_t r = 0; r < few.rows; ++r) few.max[i * few.rows + r] = few.max[i * few.state_stride + r];
+  }
+  for (std::int64_t r = 0; r < few.all; ++r) few.total[r] = Simd::reduce_add(Simd::load(few.total + r * W));
 }
 
 void attend_few(const Step& step, const Group& group, const Unit& unit, float* partial, Scratch* scratch) {
@@ -91,6 +103,7 @@ void attend_few(const Step& step, const Group& group, const Unit& unit, float* p
                                        to < tile.count ? end_of(to) : to);
     }
   });
+  gather_states(group, few);
   leave_rows(step, group, few.max, few.total, few.sums, few.v_stride, partial);
 }
 

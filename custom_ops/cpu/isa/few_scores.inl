@@ -5,7 +5,7 @@ namespace {
 // Scores of kRows query rows against kKeys = W / kRows keys.
 template <Type kType, int kRows>
 inline void dot_block(const float* query, std::int64_t q_stride, const std::uint8_t* const* keys, std::int64_t head,
-                      std::int64_t D, float* scores, std::int64_t score_stride, const std::uint8_t* ahead) {
+                      std::int64_t D, float* scores, std::int64_t score_stride, Ahead ahead) {
   constexpr int kKeys = Simd::W / kRows;
   constexpr std::int64_t kBytes = kKeys * stored_bytes<kType>(W);
   F sums[Simd::W];
@@ -27,8 +27,7 @@ inline void dot_block(const float* query, std::int64_t q_stride, const std::uint
   };
   std::int64_t d = 0;
   for (; d + W <= D; d += W) {
-    fetch<kBytes>(ahead);
-    ahead += kBytes;
+    ahead.fetch<kBytes>();
     step(d, [&](const std::uint8_t* row) { return load_stored<kType>(row + stored_bytes<kType>(d)); });
   }
   if (d < D) {
@@ -46,7 +45,7 @@ inline void dot_rows(const FewRows& few, std::int64_t r, const float* query, con
   constexpr int kKeys = Simd::W / kRows;
   const std::int64_t bytes = kKeys * stored_bytes<kType>(D);
   for (std::int64_t j = 0; j < count; j += kKeys) {
-    const std::uint8_t* ahead = r == 0 ? fetcher->take(bytes) : keys[j] + head;
+    const Ahead ahead = r == 0 ? fetcher->take(bytes) : Ahead{keys[j] + head, keys[j] + head};
     dot_block<kType, kRows>(query + r * few.q_stride, few.q_stride, keys + j, head, D,
                             few.scores + r * few.score_stride + j, few.score_stride, ahead);
   }
@@ -85,23 +84,35 @@ inline void shape_scores(const Step& step, const Piece& piece, const RowLimits& 
   for (std::int64_t j = count; j < padded(count); ++j) scores[j] = -kInfinity;
 }
 
-// Replaces one row's scores by their exponentials and moves its state on. Returns the factor of its earlier sums.
-inline float softmax_row(float* scores, std::int64_t count, float* max, float* total) {
-  F top = Simd::set1(-kInfinity);
-  for (std::int64_t j = 0; j < count; j += W) top = Simd::max(top, Simd::load(scores + j));
-  const float tile_max = Simd::reduce_max(top);
-  const float next = *max < tile_max ? tile_max : *max;
-  const float factor = *max == -kInfinity ? 0.f : next == *max ? 1.f : exp_scalar(*max - next);
-  const F base = Simd::set1(next == -kInfinity ? 0.f : next);
-  F sum = Simd::zero();
-  for (std::int64_t j = 0; j < count; j += W) {
-    const F p = exp(Simd::sub(Simd::load(scores + j), base));
-    Simd::store(scores + j, p);
-    sum = Simd::add(sum, p);
+// Replaces the scores of one KV head's rows by their exponentials and moves their states on; leaves the factors of their
+// earlier sums. Without a branch on a value, and with totals kept by lane until the end: the rows' chains overlap.
+inline void softmax_rows(const FewRows& few, std::int64_t count, std::int64_t i) {
+  float* max = few.max + i * few.state_stride;
+  float* total = few.total + i * few.rows * W;
+  alignas(64) float before[kFewRows + Simd::W], sums[kFewRows * Simd::W];
+  for (std::int64_t r = 0; r < few.rows; r += W) Simd::store(before + r, Simd::load(max + r));
+  for (std::int64_t r = 0; r < few.rows; ++r) {
+    float* scores = few.scores + r * few.score_stride;
+    F top = Simd::set1(-kInfinity);
+    for (std::int64_t j = 0; j < count; j += W) top = Simd::max(top, Simd::load(scores + j));
+    const float tile_max = Simd::reduce_max(top);
+    max[r] = before[r] < tile_max ? tile_max : before[r];
+    const F base = finite_max(Simd::set1(max[r]));
+    F sum = Simd::zero();
+    for (std::int64_t j = 0; j < count; j += W) {
+      const F p = exp(Simd::sub(Simd::load(scores + j), base));
+      Simd::store(scores + j, p);
+      sum = Simd::add(sum, p);
+    }
+    Simd::store(sums + r * W, sum);
   }
-  *total = *total * factor + Simd::reduce_add(sum);
-  *max = next;
-  return factor;
+  for (std::int64_t r = 0; r < few.rows; r += W) {
+    Simd::store(few.factors + r, carry(Simd::load(before + r), Simd::load(max + r)));
+  }
+  for (std::int64_t r = 0; r < few.rows; ++r) {
+    const F earlier = Simd::mul(Simd::load(total + r * W), Simd::set1(few.factors[r]));
+    Simd::store(total + r * W, Simd::add(earlier, Simd::load(sums + r * W)));
+  }
 }
 
 // Per-token scales of one piece for one KV head, side by side, padded to whole vectors with zeros. In blocks of at least
@@ -147,8 +158,11 @@ void weights_of(const Step& step, const FewRows& few, const Piece& piece, std::i
     float* scores = few.scores + r * few.score_stride;
     if (step.kv.k_scale != nullptr) multiply(scores, k_scales, count);
     shape_scores(step, piece, few.limits[r], g * few.heads_per_kv + r % few.heads_per_kv, scores);
-    few.factors[r] = softmax_row(scores, count, few.max + i * few.rows + r, few.total + i * few.rows + r);
-    if (step.kv.v_scale != nullptr) scale_weights(piece, few.limits[r], v_scales, scores);
+  }
+  softmax_rows(few, count, i);
+  if (step.kv.v_scale == nullptr) return;
+  for (std::int64_t r = 0; r < few.rows; ++r) {
+    scale_weights(piece, few.limits[r], v_scales, few.scores + r * few.score_stride);
   }
 }
 

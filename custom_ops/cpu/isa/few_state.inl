@@ -2,13 +2,13 @@
 namespace pagegraft {
 namespace {
 
-// Positions of one tile: about 32 KiB of keys, so that the tile and the next one, keys and values, stay in the
+// Positions of one tile: about 64 KiB of keys, so that the tile and the next one, keys and values, stay in the
 // second-level cache.
 constexpr std::int64_t kFewTile = 128;
 
 inline std::int64_t few_tile(const Step& step) {
   std::int64_t keys = kFewTile;
-  while (keys > 16 && keys * step.kv.key.token_stride > 32 * 1024) keys /= 2;
+  while (keys > 16 && keys * step.kv.key.token_stride > 64 * 1024) keys /= 2;
   return keys;
 }
 
@@ -18,18 +18,28 @@ struct FewRows {
   std::int64_t q_stride;  // floats
   std::int64_t v_stride;
   std::int64_t score_stride;
+  std::int64_t state_stride;
+  std::int64_t in_hand;  // floats from one buffer of scores and factors to the other
   std::int64_t heads_per_kv;
   float* query;       // [all][q_stride]
   float* sums;        // [all][v_stride]
-  float* max;         // [all]
-  float* total;       // [all]
-  float* scores;      // [rows][score_stride]
-  float* factors;     // [rows]
+  float* max;         // [KV heads][state_stride]
+  float* total;       // [all][W], a part in each lane
+  float* scores;      // [rows][score_stride], of the KV head in hand
+  float* factors;     // [rows], likewise
   RowLimits* limits;  // [rows]
+
+  // The same with the second buffer of scores and factors.
+  FewRows other() const {
+    FewRows few = *this;
+    few.scores += in_hand;
+    few.factors += in_hand;
+    return few;
+  }
 };
 
-// Walks over the rows of the next tile in the order of memory, a stretch at a time.
-struct Fetcher {
+// Walks over rows of the next tile in the order of memory.
+struct Cursor {
   const std::uint8_t* const* rows = nullptr;
   std::int64_t count = 0;
   std::int64_t stride = 0;
@@ -49,11 +59,50 @@ struct Fetcher {
   }
 };
 
-template <std::int64_t kBytes>
-inline void fetch(const std::uint8_t* p) {
+// Where to fetch from while one block is computed: a line from one stream, then from the other.
+struct Ahead {
+  const std::uint8_t* first;
+  const std::uint8_t* second;
+
+  template <std::int64_t kBytes>
+  inline void fetch() {
+    constexpr std::int64_t kLine = kBytes < 64 ? kBytes : 64;
 #pragma GCC unroll 16
-  for (std::int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(p + i, 0, 2);
-}
+    for (std::int64_t i = 0; i < kBytes; i += kLine) {
+      __builtin_prefetch(first, 0, 2);
+      const std::uint8_t* next = first + kLine;
+      first = second;
+      second = next;
+    }
+  }
+};
+
+// Fetches the next tile, its keys and values side by side (halves of the keys where they are the values as well): the
+// memory system serves two ascending streams faster than one.
+class Fetcher {
+ public:
+  Fetcher(const Step& step, const std::uint8_t* const* keys, const std::uint8_t* const* values, std::int64_t count) {
+    const std::int64_t k = step.kv.key.token_stride, v = step.kv.value.token_stride, half = count / 2;
+    if (step.config.latent) {
+      first_ = {keys, half, k, 0, 0};
+      second_ = {keys + half, count - half, k, 0, 0};
+    } else {
+      first_ = {keys, count, k, 0, 0};
+      second_ = {values, count, v, 0, 0};
+      if (k != v) rate_ = 64 * (k > v ? k : v) / (k + v) + 1;  // the wider must be done in time
+    }
+  }
+
+  // What to fetch while `bytes` of this tile are read.
+  Ahead take(std::int64_t bytes) {
+    const std::int64_t share = (bytes * rate_ + 63) / 64;
+    return {first_.take(share), second_.take(share)};
+  }
+
+ private:
+  Cursor first_, second_;
+  std::int64_t rate_ = 32;  // bytes of each stream to bytes read, in 64ths
+};
 
 // One tile's positions within the unit's, for one KV head.
 struct Piece {

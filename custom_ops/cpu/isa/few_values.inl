@@ -7,7 +7,7 @@ namespace {
 template <Type kType, int kRows, int kVectors>
 inline void weigh_block(const FewRows& few, const float* weights, const float* factors,
                         const std::uint8_t* const* values, std::int64_t offset, std::int64_t count, float* sums,
-                        const std::uint8_t* ahead) {
+                        Ahead ahead) {
   constexpr std::int64_t kBytes = stored_bytes<kType>(kVectors * W);
   F acc[kRows][kVectors];
 #pragma GCC unroll 8
@@ -18,8 +18,7 @@ inline void weigh_block(const FewRows& few, const float* weights, const float* f
     }
   }
   for (std::int64_t j = 0; j < count; ++j) {
-    fetch<kBytes>(ahead);
-    ahead += kBytes;
+    ahead.fetch<kBytes>();
     F value[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) value[v] = load_stored<kType>(values[j] + offset + stored_bytes<kType>(v * W));
@@ -45,7 +44,7 @@ inline void weigh_rows(const FewRows& few, std::int64_t r, const std::uint8_t* c
   float* target = sums + r * few.v_stride;
   constexpr int kVectors = Simd::kFewVectors;
   const auto ahead = [&](std::int64_t channels) {
-    return r == 0 ? fetcher->take(count * stored_bytes<kType>(channels)) : values[0] + head;
+    return r == 0 ? fetcher->take(count * stored_bytes<kType>(channels)) : Ahead{values[0] + head, values[0] + head};
   };
   std::int64_t c = 0;
   for (; c + kVectors * W <= Dv; c += kVectors * W) {
