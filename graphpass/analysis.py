@@ -12,6 +12,7 @@ from .errors import NotConvertible
 from .graph import GraphView
 from .io_contract import SourceInterface, classify
 from .options import ConvertOptions
+from .paging.interface import PagedInterface, paged_interface
 from .recognise.attention import find_score_anchors, recognise_scores
 from .recognise.cache import CacheIndex, resolve_cache_shapes
 from .recognise.fuse import Fuser
@@ -49,6 +50,7 @@ class Analysis:
     context_unstated: bool = False
     requantised: int = 0
     compute_dtype: ir.DataType = field(default=ir.DataType.FLOAT)
+    pages: PagedInterface | None = None
 
     @property
     def accuracy(self) -> str:
@@ -74,7 +76,22 @@ class Analysis:
 
 def analyse(model: ir.Model, options: ConvertOptions, *, max_positions: int | None = None) -> Analysis:
     """Recognises everything in a normalised model without changing it. Raises NotConvertible with the reason."""
-    interface = classify(model.graph)
+    pages = paged_interface(model.graph)
+    if pages is None:
+        return _analyse(model, options, max_positions, None)
+    refusal: NotConvertible | None = None
+    for reading in pages.readings():  # what an input means shows in what is attended to with it
+        try:
+            return _analyse(model, options, max_positions, reading)
+        except NotConvertible as error:
+            refusal = refusal or error
+    raise refusal or NotConvertible("no input of the pages has a meaning", kind="pages")
+
+
+def _analyse(
+    model: ir.Model, options: ConvertOptions, max_positions: int | None, pages: PagedInterface | None
+) -> Analysis:
+    interface = classify(model.graph, pages)
     view = GraphView(model.graph, [interface.tokens], interface.caches)
     refuse_operators(model)
     refuse_batch_global_ops(model)
@@ -117,6 +134,7 @@ def analyse(model: ir.Model, options: ConvertOptions, *, max_positions: int | No
         requantised=requantised_activations(model),
         input_names=tuple(v.name or "" for v in model.graph.inputs),
         compute_dtype=ir.DataType.from_numpy(probe.dtype(sites[0].operands[0])),
+        pages=pages,
     )
 
 

@@ -71,8 +71,6 @@ def _decompose(builder: Builder, node: ir.Node) -> None:
     if unknown:
         raise NotConvertible(f"Attention with the attribute {min(unknown)}", node.name or "", kind="fused")
     refuse_used_scores(node)
-    if optional_input(node, 6) is not None:
-        raise NotConvertible("an Attention node takes lengths of padded keys", node.name or "", kind="mask")
     query, key, value = node.inputs[0], node.inputs[1], node.inputs[2]
     if query is None or key is None or value is None:
         raise NotConvertible("an Attention node lacks an operand", node.name or "")
@@ -114,7 +112,10 @@ def _attend(
     if mask is not None:
         scores = _masked(builder, scores, mask, kind)
     causal, left = bool(integer(node, "is_causal")), integer(node, "left_window_size", -1)
-    if causal or left >= 0:
+    lengths = optional_input(node, 6)
+    if lengths is not None:
+        scores = _ruled_by_lengths(builder, node, scores, lengths, kind)
+    elif causal or left >= 0:
         scores = ruled(builder, scores, past_key, kind, causal=causal, left=left)
     return mixed(builder, scores, value, name=node.name or "Softmax", form="Attention")
 
@@ -203,6 +204,31 @@ def ruled(
         unseen = builder.node("Less", [columns, first])[0]
         scores = builder.node("Where", [unseen, lowest, scores])[0]
     return scores
+
+
+def _ruled_by_lengths(
+    builder: Builder, node: ir.Node, scores: ir.Value, lengths: ir.Value, kind: np.dtype[Any]
+) -> ir.Value:
+    """The rules when keys are padded behind a length `[batch]` of each sequence, whose last key is that of the last
+    row."""
+    if optional_input(node, 4) is not None or integer(node, "left_window_size", -1) >= 0:
+        raise NotConvertible(
+            "an Attention node takes lengths of padded keys beside a past or a window",
+            node.name or "",
+            "export with caches that are concatenated, or with the window in the mask",
+            kind="mask",
+        )
+    shape = builder.node("Shape", [scores])[0]
+    columns = numbered(builder, shape, -1, None)
+    ends = builder.reshape(builder.cast(lengths, ir.DataType.INT64), [-1, 1, 1, 1])
+    if integer(node, "is_causal"):
+        count = builder.node("Gather", [shape, builder.constant(np.array(-2, np.int64))], {"axis": 0})[0]
+        rows = builder.reshape(numbered(builder, shape, -2, None), [-1, 1])
+        ends = builder.node("Add", [builder.node("Sub", [ends, count])[0], rows])[0]
+        unseen = builder.node("Greater", [columns, ends])[0]
+    else:
+        unseen = builder.node("GreaterOrEqual", [columns, ends])[0]
+    return builder.node("Where", [unseen, builder.constant(np.array(-np.inf, kind)), scores])[0]
 
 
 def numbered(builder: Builder, shape: ir.Value, axis: int, past: ir.Value | None) -> ir.Value:

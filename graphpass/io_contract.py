@@ -6,11 +6,13 @@ what the graph does with them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from .errors import NotConvertible
+from .paging.interface import PagedInterface
 
 __all__ = ["SourceInterface", "classify"]
 
@@ -19,7 +21,8 @@ __all__ = ["SourceInterface", "classify"]
 class SourceInterface:
     """Roles of a source model's inputs and outputs.
 
-    `scalars` are small integer inputs that the graph hardly uses (a window size carried in the cache object).
+    `scalars` are small integer inputs that the graph hardly uses (a window size carried in the cache object). `paged`
+    are inputs by which the source found its pages, with their roles.
     """
 
     tokens: ir.Value
@@ -29,13 +32,17 @@ class SourceInterface:
     scalars: tuple[ir.Value, ...]
     logits: ir.Value
     presents: tuple[ir.Value, ...] = field(default=())
+    paged: Mapping[ir.Value, str] = field(default_factory=dict)
 
 
-def classify(graph: ir.Graph) -> SourceInterface:
+def classify(graph: ir.Graph, pages: PagedInterface | None = None) -> SourceInterface:
     """Finds the role of every input. Raises NotConvertible for an input that nobody can explain."""
+    paged = {} if pages is None else {v: pages.roles[v.name] for v in graph.inputs if v.name in pages.roles}
+    pools = set() if pages is None else {pool.source for pool in pages.pools}
     roles: dict[str, list[ir.Value]] = {"tokens": [], "mask": [], "positions": [], "caches": [], "scalars": []}
     for value in graph.inputs:
-        roles[_role(value)].append(value)
+        if value not in paged:
+            roles["caches" if value.name in pools else _role(value)].append(value)
     if not roles["tokens"]:
         raise NotConvertible(
             "the model has no integer token input", hint="export the text decoder with input_ids", kind="interface"
@@ -53,6 +60,7 @@ def classify(graph: ir.Graph) -> SourceInterface:
         scalars=tuple(roles["scalars"]),
         logits=logits,
         presents=tuple(v for v in graph.outputs if v is not logits),
+        paged=paged,
     )
 
 

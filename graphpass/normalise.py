@@ -20,6 +20,7 @@ from .decompose_microsoft import decompose_microsoft_attention
 from .einsum import spell_out_einsum
 from .errors import SourceError
 from .external_data import is_below, load_graph
+from .paging.spell_out import spell_out_pages
 from .requantise import requantise
 from .upcast import upcast_bfloat16
 
@@ -128,6 +129,7 @@ def normalise(model: ir.Model, *, requantize: bool = False) -> None:
     decompose_microsoft_attention(model)
     spell_out_einsum(model)
     common.TopologicalSortPass()(model)
+    spell_out_pages(model)
 
 
 @cache

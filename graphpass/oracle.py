@@ -10,6 +10,7 @@ from pathlib import Path
 from .normalise import Source, load
 from .output import save_with_data
 from .packed import SourceModel
+from .paging.oracle import PagedSourceModel
 from .passes import Analysis
 from .requantise import requantise
 from .upcast import upcast_bfloat16
@@ -18,16 +19,21 @@ __all__ = ["source_model"]
 
 
 @contextmanager
-def source_model(source: Source, analysis: Analysis, scratch: Path, *, as_given: bool = False) -> Iterator[SourceModel]:
+def source_model(
+    source: Source, analysis: Analysis, scratch: Path, *, longest: int = 1024, as_given: bool = False
+) -> Iterator[SourceModel | PagedSourceModel]:
     """The source in onnxruntime, with its caches wired up; a bfloat16 one in float32, as the conversion is.
 
-    A float32 copy lies in `scratch` until the block ends.
+    A float32 copy lies in `scratch` until the block ends. `longest` is the most tokens of a sequence.
     A source whose activations are quantised per token is given one token at a time, which is what that means; without
     a past it is run rewritten. `as_given`: it is neither.
     """
     links = [link for site in analysis.sites for link in (*site.key_cache, *site.value_cache)]
     requantised = bool(analysis.requantised) and not as_given
     with _runnable(source, scratch, requantize=requantised and not analysis.probe.has_past) as file:
+        if analysis.pages is not None:
+            yield PagedSourceModel(file, analysis.pages, longest=longest)
+            return
         yield SourceModel(
             file,
             {c.name or "": analysis.probe.cache_shape(c) for c in analysis.interface.caches},

@@ -218,7 +218,7 @@ def _verify(
     packed = PackedModel(folder / MODEL_FILE, manifest, num_blocks=4 + 3 * longest, block_size=4)
     schedule = make_schedule(analysis.token_count, longest)
     kind = accuracy_key(analysis.accuracy, manifest)
-    with source_model(source, analysis, folder) as oracle:
+    with source_model(source, analysis, folder, longest=longest) as oracle:
         result = compare(oracle, packed, schedule, dtype=kind, progress=progress)
     if not result.passed:
         where = first_difference(

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ..evaluate import Array, Evaluator, Unevaluable
 from ..graph import GraphView, node_inputs
 from ..io_contract import SourceInterface
+from ..paging.interface import feed, shaped
 
 __all__ = ["Probe", "Size"]
 
@@ -69,6 +70,9 @@ class Probe:
         for scalar in io.scalars:
             shape = [d if isinstance(d, int) else 1 for d in (scalar.shape or ())]
             feeds[scalar] = np.full(shape, past, scalar.dtype.numpy())  # type: ignore[union-attr]
+        for value, role in io.paged.items():
+            rank, kind = len(value.shape or ()), value.dtype.numpy()  # type: ignore[union-attr]
+            feeds[value] = shaped(feed(role, (new, past), np.arange(past + new), 1), rank, kind)
         return feeds
 
     def cache_feeds(self, past: int) -> dict[ir.Value, Array]:

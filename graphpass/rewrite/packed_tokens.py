@@ -42,6 +42,8 @@ class PackedTokens:
             dims = [d if isinstance(d, int) else 1 for d in (scalar.shape or ())]
             kind = (scalar.dtype or ir.DataType.INT64).numpy()
             self._replace(scalar, self.builder.constant(np.zeros(dims, kind)))
+        for value, role in self.interface.paged.items():
+            self._replace(value, self._paged(value, role, row))
 
     def replace_positions(self, probe: Probe, plan: StructurePlan) -> None:
         """Puts the position input plus a constant in the place of each value that equals it."""
@@ -64,6 +66,19 @@ class PackedTokens:
         if like.dtype not in (None, flat.dtype):
             value = self.builder.cast(value, like.dtype)
         return value
+
+    def _paged(self, value: ir.Value, role: str, row: ir.Value) -> ir.Value:
+        """What an input for pages is without a past: the packed tokens are one sequence to what is left of its readers.
+        Tables and slots have no readers left."""
+        rank, kind = len(value.shape or ()), value.dtype or ir.DataType.INT64
+        if role == "positions":
+            return self._row(self.position_ids, value)
+        if role not in ("total", "new", "last"):
+            return self.builder.constant(np.zeros([1] * rank, kind.numpy()))
+        count = self.builder.node("Size", [row])[0]
+        if role == "last":
+            count = self.builder.node("Sub", [count, self.builder.constant(np.array(1, np.int64))])[0]
+        return self.builder.reshape(self.builder.cast(count, kind), [1] * rank)
 
     def _ones_like(self, row: ir.Value, mask: ir.Value) -> ir.Value:
         shape = self.builder.node("Shape", [row], stem="mask_shape")[0]
