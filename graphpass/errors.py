@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pagegraft.custom_ops.errors import PagegraftError
 
-__all__ = ["KvCacheError", "NotConvertible", "OptionError", "OutputError", "SourceError", "VerificationError"]
+__all__ = [
+    "KvCacheError",
+    "NotConvertible",
+    "OptionError",
+    "OutputError",
+    "SourceError",
+    "SourceFailure",
+    "VerificationError",
+]
 
 
 class SourceError(PagegraftError, ValueError):
@@ -27,6 +35,24 @@ class VerificationError(PagegraftError, ValueError):
     """The converted model does not compute what its source computes."""
 
 
+class SourceFailure(VerificationError):  # noqa: N818 (it is the source that failed)
+    """onnxruntime does not load or run the source, so there is nothing to compare with."""
+
+
+#: What to do about a refusal that does not say it itself, by its kind.
+_HINTS = {
+    "broken-source": "check that the source runs in onnxruntime, and export it again",
+    "cache": "export with past and present of every layer, each read by its own attention alone",
+    "fused": "export with the operators of ai.onnx, or with attention nodes that do without this",
+    "interface": "export with input_ids, attention_mask, position_ids, past and present only",
+    "layout": "please report this model; another exporter or opset may write it differently",
+    "mask": "only causal, windowed and ALiBi masks can be paged",
+    "score": "only a scale, a soft cap, ALiBi, a mask and sinks can be paged",
+    "target": "use --target cpu",
+}
+_LAST_HINT = "please report this model"
+
+
 class NotConvertible(PagegraftError, ValueError):  # noqa: N818 (reads as a verdict in reports)
     """A correct packed version of this model cannot be built; `reason`, `node` and `hint` say why and what to do.
 
@@ -36,8 +62,7 @@ class NotConvertible(PagegraftError, ValueError):  # noqa: N818 (reads as a verd
     def __init__(self, reason: str, node: str = "", hint: str = "", *, kind: str = "unsupported") -> None:
         self.reason = reason
         self.node = node
-        self.hint = hint
+        self.hint = hint = hint or _HINTS.get(kind, _LAST_HINT)
         self.kind = kind
         place = f" (node '{node}')" if node else ""
-        advice = f"; {hint}" if hint else ""
-        super().__init__(f"cannot convert: {reason}{place}{advice}")
+        super().__init__(f"cannot convert: {reason}{place}; {hint}")

@@ -15,7 +15,7 @@ from pagegraft import custom_ops
 from pagegraft.custom_ops import manifest as names
 
 from .cache_storage import poisoned_caches
-from .errors import VerificationError
+from .errors import SourceFailure, VerificationError
 from .evaluate import Array, element_type, first_line, session_options
 
 __all__ = ["PackedModel", "SourceModel"]
@@ -174,7 +174,7 @@ class SourceModel:
         try:
             self.session = ort.InferenceSession(str(model), session_options(optimise=True))
         except Exception as error:  # onnxruntime raises untyped exceptions
-            raise VerificationError(f"the source does not load in onnxruntime: {first_line(error)}") from None
+            raise SourceFailure(f"the source does not load in onnxruntime: {first_line(error)}") from None
         self.inputs = {i.name: i for i in self.session.get_inputs()}
         self._shapes = cache_shapes
         self._presents = presents
@@ -196,7 +196,7 @@ class SourceModel:
             try:
                 results = self.session.run(wanted, self._feeds(piece, start, caches))
             except Exception as error:  # onnxruntime raises untyped exceptions
-                raise VerificationError(
+                raise SourceFailure(
                     f"the source itself fails on {len(piece)} tokens after {start}: {first_line(error)}"
                 ) from None
             parts.append(results[0].reshape(len(piece), -1))

@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 from pagegraft.custom_ops import manifest as names
 
 from .adopt import adopt_paged, is_paged
 from .bisect import first_difference
-from .errors import KvCacheError, NotConvertible, VerificationError
+from .errors import KvCacheError, NotConvertible, SourceFailure, VerificationError
 from .genai import write_genai_config
 from .kv_cache import KvRequest, change_caches, kept_graph, kv_bytes_per_token, measure_caches, read_request
+from .loadable import blaming_broken_sources, check_runs
 from .normalise import Source, find_model, load, normalise
 from .options import ConvertOptions
 from .oracle import source_model
@@ -54,8 +56,8 @@ def inspect(source: Path | str, options: ConvertOptions | None = None) -> Report
         if is_paged(model):
             adopted = adopt_paged(model)
             return Report(source=str(found.file), nodes_before=nodes, layers=adopted.reports)
-        normalise(model, requantize=options.requantize)
-        analysis = analyse(model, options, max_positions=longest_context(found, options))
+        analysis = _analysed(model, found, options)
+        check_runs(found, analysis)
     except NotConvertible as error:
         return Report(source=str(found.file), nodes_before=nodes, refusal=Refusal.of(error))
     return describe(str(found.file), analysis, nodes_before=nodes)
@@ -80,9 +82,10 @@ def convert(
         with _nothing_written():
             return convert_paged(found, out, model, options, progress)
     nodes = model.graph.num_nodes()
-    normalise(model, requantize=options.requantize)
     progress("recognising attention")
-    analysis = analyse(model, options, max_positions=longest_context(found, options))
+    analysis = _analysed(model, found, options)
+    if options.verify:
+        check_runs(found, analysis)
     report = describe(str(found.file), analysis, nodes_before=nodes)
     sliced = options.verify and too_large_to_run(found)
     oracles = source_slices(analysis, progress=progress) if sliced else []
@@ -132,7 +135,8 @@ def _nothing_written() -> Iterator[None]:
     try:
         yield
     except VerificationError as error:
-        raise VerificationError(f"{error}; nothing was written: please report this model") from None
+        advice = "check the source" if isinstance(error, SourceFailure) else "please report this model"
+        raise type(error)(f"{error}; nothing was written: {advice}") from None
 
 
 def _manifest(
@@ -196,13 +200,14 @@ def verify(source: Path | str, folder: Path | str, options: ConvertOptions | Non
     found, folder = find_model(Path(source)), Path(folder)
     manifest = names.Manifest.load(folder)
     options = replace(options, requantize=options.requantize or bool(manifest.source.get("requantised")))
-    return _verify(found, folder, manifest, _analysed(found, options), options)
+    return _verify(found, folder, manifest, _analysed(load(found), found, options), options)
 
 
-def _analysed(source: Source, options: ConvertOptions) -> Analysis:
-    model = load(source)
-    normalise(model, requantize=options.requantize)
-    return analyse(model, options, max_positions=longest_context(source, options))
+def _analysed(model: ir.Model, source: Source, options: ConvertOptions) -> Analysis:
+    """Normalises a source's model in place and analyses it."""
+    with blaming_broken_sources(source):
+        normalise(model, requantize=options.requantize)
+        return analyse(model, options, max_positions=longest_context(source, options))
 
 
 def _verify(
@@ -221,9 +226,8 @@ def _verify(
     with source_model(source, analysis, folder, longest=longest) as oracle:
         result = compare(oracle, packed, schedule, dtype=kind, progress=progress)
     if not result.passed:
-        where = first_difference(
-            _analysed(source, options), folder, manifest, schedule.sequences[0], tolerance=10 * result.tolerance
-        )
+        unedited = _analysed(load(source), source, options)
+        where = first_difference(unedited, folder, manifest, schedule.sequences[0], tolerance=10 * result.tolerance)
         place = where.sentence() if where is not None else "all attentions agree by themselves"
         raise VerificationError(
             f"the converted model does not compute what {source.file} computes ({result.sentence()}); {place}"
