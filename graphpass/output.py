@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pagegraft.custom_ops import manifest as names
 from .errors import OutputError
 from .genai import CONFIG_FILE
 from .normalise import Source, external_tensors
+from .unfinished import partial_folder, remove_abandoned, signals_unwind
 
 __all__ = [
     "MODEL_FILE",
@@ -31,6 +33,7 @@ MODEL_FILE = "model.onnx"
 SCALES_FILE = "kv_scales.json"
 #: Weights inside the .onnx file are moved to a data file of their own above this many bytes.
 _LARGEST_INLINE = 256 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CARRIED = (
     "config.json",
     "generation_config.json",
@@ -93,20 +96,19 @@ def _files_of_conversion(out: Path) -> frozenset[str]:
 def new_folder(out: Path) -> Iterator[Path]:
     """A fresh folder beside `out` that takes its place when the block succeeds, and vanishes when it does not.
 
-    An earlier conversion's calibrated scales stay. Raises OutputError when the folder cannot be made or replaced.
+    An earlier conversion's calibrated scales stay, and what killed processes left of attempts at `out` goes. Raises
+    OutputError when the folder cannot be made, written or replaced.
     """
-    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
-    with _as_output_error(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-    try:
-        yield partial
+    with signals_unwind(), ExitStack() as stack:
+        with _as_output_error(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(out)
+            partial = stack.enter_context(partial_folder(out))
+        with _full_disk_named(out):
+            yield partial
         _check_replaceable(out)
         with _as_output_error(out):
             _take_place(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager
@@ -115,6 +117,22 @@ def _as_output_error(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(f"{out} cannot be written ({error.strerror}); name another output folder") from None
+
+
+@contextmanager
+def _full_disk_named(out: Path) -> Iterator[None]:
+    """Writing may fail for lack of room, in whichever of its libraries; other errors there are not of the output."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not (isinstance(cause, OSError) and cause.errno in _NO_ROOM):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise OutputError(
+            f"{out} cannot be written ({os.strerror(cause.errno or 0)}); free space there, or convert with --link"
+        ) from None
 
 
 def _take_place(partial: Path, out: Path) -> None:
@@ -127,10 +145,13 @@ def _take_place(partial: Path, out: Path) -> None:
     out.rename(old)
     try:
         partial.rename(out)
-    except OSError:
-        old.rename(out)
+    except BaseException:
+        if not out.exists():
+            old.rename(out)
         raise
-    shutil.rmtree(old)
+    finally:
+        if out.exists():
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def write_model(model: ir.Model, source: Source, folder: Path, *, link: bool) -> list[str]:
