@@ -14,7 +14,7 @@ import onnx_ir as ir
 from .errors import NotConvertible
 from .paging.interface import PagedInterface
 
-__all__ = ["SourceInterface", "classify"]
+__all__ = ["SourceInterface", "classify", "reader"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SourceInterface:
 
 def classify(graph: ir.Graph, pages: PagedInterface | None = None) -> SourceInterface:
     """Finds the role of every input. Raises NotConvertible for an input that nobody can explain."""
-    paged = {} if pages is None else {v: pages.roles[v.name] for v in graph.inputs if v.name in pages.roles}
+    paged = {} if pages is None else {v: pages.roles[v.name or ""] for v in graph.inputs if v.name in pages.roles}
     pools = set() if pages is None else {pool.source for pool in pages.pools}
     roles: dict[str, list[ir.Value]] = {"tokens": [], "mask": [], "positions": [], "caches": [], "scalars": []}
     for value in graph.inputs:
@@ -68,6 +68,11 @@ def _only(values: list[ir.Value]) -> ir.Value | None:
     return values[0] if values else None
 
 
+def reader(value: ir.Value) -> str:
+    """The name of the first node that reads a value, or an empty one."""
+    return next((node.name or "" for node, _ in value.uses()), "")
+
+
 def _role(value: ir.Value) -> str:
     rank = None if value.shape is None else len(value.shape)
     integer = value.dtype in (ir.DataType.INT64, ir.DataType.INT32)
@@ -77,6 +82,7 @@ def _role(value: ir.Value) -> str:
     if "encoder" in name:
         raise NotConvertible(
             f"input '{name}' carries the state of an encoder",
+            reader(value),
             hint="only decoder-only language models can be converted",
             kind="encoder-decoder",
         )
@@ -84,6 +90,7 @@ def _role(value: ir.Value) -> str:
         if rank != 2:
             raise NotConvertible(
                 f"input '{name}' is a mask of rank {rank}: the caller decides who sees whom",
+                reader(value),
                 hint="tree and prefix masks cannot be paged; export with a two-dimensional attention_mask",
                 kind="mask",
             )
@@ -96,6 +103,7 @@ def _role(value: ir.Value) -> str:
         return "caches"
     raise NotConvertible(
         f"input '{name}' ({value.dtype}, rank {rank}) has no role in a decoder over tokens",
+        reader(value),
         hint="export with input_ids, attention_mask, position_ids and past key/values only",
         kind="interface",
     )

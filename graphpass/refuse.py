@@ -36,7 +36,7 @@ _SPARSE = _Verdict(
 )
 _OTHER = _Verdict("fused", "is an attention whose rules are not known", _PLAIN)
 _SEARCH = _Verdict(
-    "interface", "is a whole search around a decoder", "convert the decoder itself, as it was before the search"
+    "search", "is a whole search around a decoder", "convert the decoder itself, as it was before the search"
 )
 _MICROSOFT_OPS: dict[str, _Verdict] = {
     "DecoderMaskedMultiHeadAttention": _ONE_TOKEN,

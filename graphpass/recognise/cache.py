@@ -11,7 +11,7 @@ from ..decompose import integer
 from ..errors import NotConvertible
 from ..evaluate import Unevaluable
 from ..graph import CACHE, DATA, GraphView, node_inputs
-from ..io_contract import SourceInterface
+from ..io_contract import SourceInterface, reader
 from .probe import Probe
 from .site import CacheLink
 
@@ -246,6 +246,7 @@ def _refuse_state(cache: ir.Value) -> None:
     users = sorted({n.op_type for n, _ in cache.uses()})
     raise NotConvertible(
         f"input '{cache.name}' is a state that does not grow by one entry a token (read by {', '.join(users)})",
-        hint="convolution and recurrent states cannot be paged",
+        reader(cache),
+        hint="states of convolutions, recurrent layers and encoders cannot be paged",
         kind="state",
     )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..decompose import refuse_used_scores
 from ..errors import NotConvertible
 from ..evaluate import Array
 from ..graph import is_constant
@@ -36,6 +37,7 @@ def recognise_grouped(probe: Probe, caches: CacheIndex, node: ir.Node) -> Attent
     for unsupported in _UNSUPPORTED:
         if unsupported in inputs:
             raise NotConvertible(f"GroupQueryAttention with {unsupported}", name, kind="fused")
+    refuse_used_scores(node)
     attribute = _Attributes(node)
     if attribute.integer("causal", 1) != 1:
         raise NotConvertible("GroupQueryAttention that is not causal", name, kind="mask")

@@ -36,9 +36,59 @@ def dynamic_quantisation(graph: onnx.GraphProto) -> None:
 
 
 def encoder_input(graph: onnx.GraphProto) -> None:
-    graph.input.append(
-        helper.make_tensor_value_info("encoder_hidden_states", TensorProto.FLOAT, ["batch", "source", d.WIDTH])
-    )
+    """Cross attention, over states that an encoder made, in front of the logits."""
+    states = helper.make_tensor_value_info("encoder_hidden_states", TensorProto.FLOAT, ["batch", "source", d.WIDTH])
+    graph.input.append(states)
+    cross_attention(graph, states.name)
+
+
+def uncached_states(graph: onnx.GraphProto) -> None:
+    """Cross attention over states with a name that says nothing."""
+    states = helper.make_tensor_value_info("context", TensorProto.FLOAT, ["batch", "source", d.WIDTH])
+    graph.input.append(states)
+    cross_attention(graph, states.name)
+
+
+def cross_attention(graph: onnx.GraphProto, states: str) -> None:
+    (last,) = [n for n in graph.node if "logits" in n.output]
+    nodes = [
+        helper.make_node("Transpose", [states], ["turned"], name="turn", perm=[0, 2, 1]),
+        helper.make_node("MatMul", [last.input[0], "turned"], ["scores"], name="cross scores"),
+        helper.make_node("Softmax", ["scores"], ["weights"], name="cross softmax", axis=-1),
+        helper.make_node("MatMul", ["weights", states], ["crossed"], name="cross values"),
+    ]
+    for node in nodes:
+        graph.node.insert(len(graph.node) - 1, node)
+    last.input[0] = "crossed"
+
+
+def recurrent_layer(graph: onnx.GraphProto) -> None:
+    """An LSTM over the tokens, whose state is not even kept between steps."""
+    (last,) = [n for n in graph.node if "logits" in n.output]
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (1, 4 * d.WIDTH, d.WIDTH)), ("r", (1, 4 * d.WIDTH, d.WIDTH))):
+        graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
+    graph.initializer.append(numpy_helper.from_array(np.array([2], np.int64), "directions"))
+    nodes = [
+        helper.make_node("Transpose", [last.input[0]], ["rows"], perm=[1, 0, 2]),
+        helper.make_node("LSTM", ["rows", "w", "r"], ["states"], name="lstm", hidden_size=d.WIDTH),
+        helper.make_node("Squeeze", ["states", "second"], ["squeezed"]),
+        helper.make_node("Transpose", ["squeezed"], ["back"], perm=[1, 0, 2]),
+    ]
+    graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "second"))
+    for node in nodes:
+        graph.node.insert(len(graph.node) - 1, node)
+    last.input[0] = "back"
+
+
+def second_token_input(graph: onnx.GraphProto) -> None:
+    graph.input.append(helper.make_tensor_value_info("token_type_ids", TensorProto.INT64, ["batch", "new"]))
+
+
+def whole_search(graph: onnx.GraphProto) -> None:
+    """The tokens that a search gives, instead of logits."""
+    (last,) = [n for n in graph.node if "logits" in n.output]
+    last.op_type, last.domain, last.name = "GreedySearch", "com.microsoft", "search"
 
 
 def no_presents(graph: onnx.GraphProto) -> None:
@@ -95,6 +145,10 @@ def last_token_only(graph: onnx.GraphProto) -> None:
         (second_reader, "cache", "something else than attention"),
         (mask_of_rank_four, "mask", "rank 4"),
         (last_token_only, "interface", "one row of logits"),
+        (uncached_states, "state", "context"),
+        (recurrent_layer, "state", "LSTM keeps a recurrent state"),
+        (second_token_input, "interface", "several inputs look like tokens"),
+        (whole_search, "search", "GreedySearch is a whole search"),
     ],
 )
 def test_refused_with_reason(edit: Edit, kind: str, words: str, tmp_path: Path) -> None:
@@ -102,12 +156,13 @@ def test_refused_with_reason(edit: Edit, kind: str, words: str, tmp_path: Path) 
     source.mkdir()
     model = d.Decoder().model()
     edit(model.graph)
-    if edit is custom_domain:
-        model.opset_import.append(helper.make_opsetid("acme", 1))
+    model.opset_import.extend(helper.make_opsetid(name, 1) for name in ("acme", "com.microsoft"))
     onnx.save(model, source / "model.onnx")
     with pytest.raises(NotConvertible, match=words) as caught:
         convert(source, tmp_path / "out", OPTIONS)
     assert caught.value.kind == kind
+    assert caught.value.hint
+    assert caught.value.node or edit in (second_token_input, mask_of_rank_four)  # no node reads these
     assert "\n" not in str(caught.value)
     assert [p.name for p in tmp_path.iterdir()] == ["source"]
     refusal = inspect(source, OPTIONS).refusal
