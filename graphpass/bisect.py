@@ -16,7 +16,7 @@ from .packed import PackedModel
 from .passes import Analysis
 from .recognise.site import AttentionSite
 
-__all__ = ["Difference", "attention_rows", "first_difference"]
+__all__ = ["Difference", "attention_rows", "first_difference", "own_channels"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def first_difference(
     actual = _converted_outputs(folder, manifest, tokens)
     for layer, (site, right, found) in enumerate(zip(analysis.sites, expected, actual, strict=True)):
         deviation = float(np.std(right)) or 1.0
-        size = float(np.max(np.abs(found.astype(np.float64) - right))) / deviation
+        size = float(np.max(np.abs(own_channels(found, right.shape[1], site.heads) - right))) / deviation
         if not size <= tolerance:
             return Difference(layer, site.node.name or "", size)
     return None
@@ -64,6 +64,11 @@ def attention_rows(site: AttentionSite, value: Array, tokens: int) -> Array:
     if site.output.perm is not None:
         value = value.transpose([int(a) for a in np.argsort(site.output.perm)])
     return value.reshape(tokens, -1).astype(np.float64)
+
+
+def own_channels(rows: Array, width: int, heads: int) -> Array:
+    """The op's output `[T, H * padded size]` as `[T, width]` in float64: heads may be padded for a target."""
+    return rows.reshape(len(rows), heads, -1)[:, :, : width // heads].reshape(len(rows), width).astype(np.float64)
 
 
 def _converted_outputs(folder: Path, manifest: names.Manifest, tokens: Sequence[int]) -> list[Array]:

@@ -26,6 +26,7 @@ from .paged_source import convert_paged
 from .passes import Analysis, analyse, rewrite
 from .report import Refusal, Report, describe
 from .requantise_effect import requantise_effect
+from .rewrite.targets import target_notes
 from .slices import source_slices, verify_slices
 from .source_facts import longest_context, read_json, too_large_to_run, verification_length
 from .texts import bundled_text
@@ -122,6 +123,7 @@ def convert(
         replace(manifest, verification=verification).save(folder)
     return replace(
         report,
+        notes=(*report.notes, *target_notes(analysis, options.target)),
         kv_bytes_per_token=kv_bytes_per_token(manifest),
         nodes_after=model.graph.num_nodes(),
         inputs_after=tuple(v.name or "" for v in model.graph.inputs),

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from pagegraft.custom_ops import manifest as names
 from pagegraft.custom_ops import spec
 
-from .bisect import attention_rows
+from .bisect import attention_rows, own_channels
 from .errors import VerificationError
 from .evaluate import Array, Evaluator
 from .graph import GraphView
@@ -73,7 +73,9 @@ def verify_slices(
         if any(node.inputs[i] is not None and node.inputs[i].producer() is not None for i in (3, 4)):  # type: ignore[union-attr]
             continue  # reads another layer's cache: no slice of one layer shows it
         progress(f"verifying layer {layer + 1} of {len(nodes)} by itself")
-        actual = _packed_rows(converted, node, oracle.start, manifest, layer, oracle.hidden)
+        packed = _packed_rows(converted, node, oracle.start, manifest, layer, oracle.hidden)
+        heads, width = node.attributes["num_heads"].as_int(), oracle.expected[0].shape[1]
+        actual = [own_channels(rows, width, heads) for rows in packed]
         deviation = float(np.std(np.concatenate(oracle.expected))) or 1.0
         difference = max(float(np.max(np.abs(a - e))) for a, e in zip(actual, oracle.expected, strict=True)) / deviation
         worst = max(worst, difference)

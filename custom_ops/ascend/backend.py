@@ -10,7 +10,10 @@ from ..spec import AttentionAttributes
 from ..validation import Array
 from .emulation import Device, paged_attention
 
-__all__ = ["AscendEmulatorBackend"]
+__all__ = ["MAX_ALIBI_HEADS", "AscendEmulatorBackend"]
+
+#: Heads that the tiling has room for slopes for (`kMaxAlibiHeads`).
+MAX_ALIBI_HEADS: Final = 128
 
 _CLAIMED: Final = frozenset(
     {

@@ -12,6 +12,7 @@ from pagegraft.custom_ops import spec
 
 from ..recognise.site import AttentionSite, Operand
 from .builder import Builder
+from .padding import cut_heads, pad_heads, padded
 from .shared import cache_owners
 
 __all__ = ["PagedInputs", "Place", "assign_groups", "attributes_of", "insert_attention"]
@@ -19,13 +20,17 @@ __all__ = ["PagedInputs", "Place", "assign_groups", "attributes_of", "insert_att
 
 @dataclass(frozen=True, kw_only=True)
 class PagedInputs:
-    """The graph inputs that every PagedAttention node shares; block tables and slots per cache group."""
+    """The graph inputs that every PagedAttention node shares; block tables and slots per cache group.
+
+    Heads are padded to a multiple of `head_multiple` channels.
+    """
 
     cumulative: ir.Value
     past: ir.Value
     block_tables: tuple[ir.Value, ...]
     slot_mappings: tuple[ir.Value, ...] = ()
     metadata: ir.Value | None = None
+    head_multiple: int = 1
 
     def values(self) -> list[ir.Value]:
         """All of them, in the order of a converted model's inputs."""
@@ -90,22 +95,17 @@ def insert_attention(
     """
     group = place.group
     caches = list(place.owned) or [
-        _cache_input(place.cache, part, operand, dtype, inputs.block_tables[group].name or "")
+        _cache_input(place, part, operand, dtype, inputs)
         for part, operand in (("key", site.key), ("value", site.value))
         if part == "key" or not site.latent
     ]
     kind = dtype.numpy()
-    packed = not site.key.values
-    heads_width = site.heads * site.query.size
-    kv_width = site.kv_heads * (site.key.size + site.value.size)
     tables = {} if site.rotary is None else {"cos_cache": site.rotary.cos, "sin_cache": site.rotary.sin}
     weights = {"q_norm_weight": site.q_norm, "k_norm_weight": site.k_norm, **tables}
     if site.score.sinks:
         weights["head_sink"] = np.array(site.score.sinks)
     named: dict[str, ir.Value | None] = {
-        "query": _rows(builder, site.query, heads_width + (kv_width if packed else 0)),
-        "key": _rows(builder, site.key, site.key.heads * site.key.size),
-        "value": _rows(builder, site.value, site.value.heads * site.value.size),
+        **_operand_rows(builder, site, inputs.head_multiple),
         "key_cache": caches[0],
         "value_cache": None if site.latent else caches[1],
         "cumulative_sequence_length": inputs.cumulative,
@@ -121,7 +121,10 @@ def insert_attention(
     }
     attributes = attributes_of(site)
     own = spec.needs_pagegraft_domain(
-        attributes, compute_dtype=str(kind), head_size=site.key.size, value_head_size=site.value.size
+        attributes,
+        compute_dtype=str(kind),
+        head_size=padded(site.key.size, inputs.head_multiple),
+        value_head_size=padded(site.value.size, inputs.head_multiple),
     )
     outputs = builder.node(
         spec.OP_TYPE,
@@ -135,8 +138,8 @@ def insert_attention(
         out.name = names.cache_name(place.cache, part, present=True)
         out.shape, out.type = cache.shape, cache.type
     outputs[0].type = ir.TensorType(dtype)
-    outputs[0].shape = ir.Shape(["tokens", site.heads * site.value.size])
-    attended = outputs[0]
+    outputs[0].shape = ir.Shape(["tokens", site.heads * padded(site.value.size, inputs.head_multiple)])
+    attended = cut_heads(builder, outputs[0], site.heads, site.value.size, inputs.head_multiple)
     if site.value.scale != 1.0:  # attention is linear in its values
         attended = builder.node("Mul", [attended, builder.constant(np.array(site.value.scale, kind))])[0]
     return _rewire(builder, site, attended), [] if place.owned else caches, outputs[1:]
@@ -149,6 +152,26 @@ def _slots(builder: Builder, place: Place, inputs: PagedInputs) -> ir.Value | No
     nowhere = ir.tensor(np.array([spec.UNMAPPED], np.int32))
     shape = builder.node("Shape", [inputs.slot_mappings[place.group]])[0]
     return builder.node("ConstantOfShape", [shape], {"value": nowhere}, stem="unwritten")[0]
+
+
+def _operand_rows(builder: Builder, site: AttentionSite, multiple: int) -> dict[str, ir.Value | None]:
+    """Query, key and value as `[T, heads * size]`, heads padded; packed ones are taken apart when they must be."""
+    operands = {"query": site.query, "key": site.key, "value": site.value}
+    widths = [o.heads * o.size for o in operands.values()]
+    same = all(padded(o.size, multiple) == o.size for o in operands.values())
+    packed = not site.key.values
+    if packed and same:
+        return {"query": _rows(builder, site.query, sum(widths)), "key": None, "value": None}
+    if packed:
+        joined = _rows(builder, site.query, sum(widths))
+        sizes = builder.constant(np.array(widths, np.int64), "widths")
+        parts: list[ir.Value | None] = [*builder.node("Split", [joined, sizes], {"axis": 1}, outputs=3)]
+    else:
+        parts = [_rows(builder, o, width) for o, width in zip(operands.values(), widths, strict=True)]
+    return {
+        name: None if rows is None else pad_heads(builder, rows, operand.heads, operand.size, multiple)
+        for (name, operand), rows in zip(operands.items(), parts, strict=True)
+    }
 
 
 def _rows(builder: Builder, operand: Operand, width: int) -> ir.Value | None:
@@ -190,10 +213,10 @@ def _rewire(builder: Builder, site: AttentionSite, attended: ir.Value) -> ir.Val
     return value
 
 
-def _cache_input(layer: int, part: str, operand: Operand, dtype: ir.DataType, table: str) -> ir.Value:
-    blocks = table.replace("block_table", "num_blocks")
+def _cache_input(place: Place, part: str, operand: Operand, dtype: ir.DataType, inputs: PagedInputs) -> ir.Value:
+    blocks = (inputs.block_tables[place.group].name or "").replace("block_table", "num_blocks")
     return ir.Value(
-        name=names.cache_name(layer, part),
-        shape=ir.Shape([blocks, "block_size", operand.heads, operand.size]),
+        name=names.cache_name(place.cache, part),
+        shape=ir.Shape([blocks, "block_size", operand.heads, padded(operand.size, inputs.head_multiple)]),
         type=ir.TensorType(dtype),
     )

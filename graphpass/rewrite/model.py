@@ -17,8 +17,9 @@ from .fold import clean_up, detach_caches, drop_identical_expands, fold
 from .insert_op import PagedInputs, Place, insert_attention
 from .logits_rows import gather_logits
 from .packed_tokens import graph_input, pack_tokens
+from .padding import padded
 from .shared import cache_numbers, cache_owners
-from .targets import check_target, positions_from_lengths
+from .targets import check_target, head_multiple, positions_from_lengths
 from .tidy import divide_instead_of_reciprocal
 
 __all__ = ["rewrite"]
@@ -88,6 +89,7 @@ def _shared_inputs(analysis: Analysis, target: Target) -> PagedInputs:
         block_tables=tables,
         slot_mappings=() if stock else slots,
         metadata=graph_input("attention_metadata", ir.DataType.INT32, 3) if stock else None,
+        head_multiple=head_multiple(target),
     )
 
 
@@ -106,17 +108,17 @@ def _insert_all(builder: Builder, analysis: Analysis, shared: PagedInputs) -> _A
         outputs += outs
         if owners[layer] == layer:
             owned[layer] = tuple(outs)
-            layers.append(_layer(site, group, analysis.compute_dtype))
+            layers.append(_layer(site, group, analysis.compute_dtype, shared.head_multiple))
     return _Attentions(inputs, outputs, tuple(layers), replaced)
 
 
-def _layer(site: AttentionSite, group: int, dtype: ir.DataType) -> names.CacheLayer:
+def _layer(site: AttentionSite, group: int, dtype: ir.DataType, multiple: int) -> names.CacheLayer:
     kind = str(dtype.numpy())
     return names.CacheLayer(
         group=group,
         kv_heads=site.kv_heads,
-        key_head_size=site.key.size,
-        value_head_size=None if site.latent else site.value.size,
+        key_head_size=padded(site.key.size, multiple),
+        value_head_size=None if site.latent else padded(site.value.size, multiple),
         key_dtype=kind,
         value_dtype=None if site.latent else kind,
     )

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 from pagegraft.custom_ops import spec
-from pagegraft.custom_ops.ascend.backend import AscendEmulatorBackend
+from pagegraft.custom_ops.ascend.backend import MAX_ALIBI_HEADS, AscendEmulatorBackend
 
 from ..errors import NotConvertible
+from ..recognise.site import AttentionSite
 from .builder import Builder
 from .insert_op import PagedInputs, attributes_of
+from .padding import padded
 from .shared import cache_owners
 
 if TYPE_CHECKING:
     from ..analysis import Analysis
     from ..options import Target
 
-__all__ = ["check_target", "positions_from_lengths"]
+__all__ = ["check_target", "head_multiple", "positions_from_lengths", "target_notes"]
 
 
 def check_target(analysis: Analysis, target: Target) -> None:
@@ -75,15 +77,36 @@ def _check_ascend(analysis: Analysis) -> None:
                 "export the model without fused attention, or use --target cpu",
                 kind="target",
             )
-        for size in (site.key.size, site.value.size):
-            if size % can.head_size_multiple or size > can.max_head_size:
-                raise NotConvertible(
-                    f"the Ascend kernel needs head sizes that are multiples of {can.head_size_multiple} up to "
-                    f"{can.max_head_size}, not {size}",
-                    site.node.name or "",
-                    "use --target cpu",
-                    kind="target",
-                )
+        wrong = _beyond_ascend(site, can.max_head_size)
+        if wrong:
+            raise NotConvertible(
+                f"the Ascend kernel has {wrong}", site.node.name or "", "use --target cpu", kind="target"
+            )
+
+
+def _beyond_ascend(site: AttentionSite, largest: int) -> str:
+    """What the kernel has less of than the site asks for; head sizes below the limit are padded."""
+    size = max(site.key.size, site.value.size)
+    if site.latent:
+        return "no caches of latent vectors"
+    if size > largest:
+        return f"head sizes up to {largest}, not {size}"
+    if site.score.slopes and site.heads > MAX_ALIBI_HEADS:
+        return f"ALiBi slopes for up to {MAX_ALIBI_HEADS} heads, not {site.heads}"
+    return ""
+
+
+def head_multiple(target: Target) -> int:
+    """Heads are padded to a multiple of this many channels."""
+    return AscendEmulatorBackend().capabilities().head_size_multiple if target == "ascend" else 1
+
+
+def target_notes(analysis: Analysis, target: Target) -> tuple[str, ...]:
+    """What the target changed, for the report."""
+    multiple = head_multiple(target)
+    sizes = sorted({o.size for site in analysis.sites for o in (site.key, site.value)})
+    widened = [f"{size} to {padded(size, multiple)}" for size in sizes if size % multiple]
+    return (f"heads are padded for {target}: {', '.join(widened)} channels",) if widened else ()
 
 
 def positions_from_lengths(builder: Builder, tokens: ir.Value, shared: PagedInputs) -> ir.Value:

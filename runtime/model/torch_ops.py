@@ -216,6 +216,15 @@ def _slice(node: Node, inputs: Inputs) -> Outputs:
     return (out,)
 
 
+@_operator("Pad")
+def _pad(node: Node, inputs: Inputs) -> Outputs:
+    data, pads = inputs[0], integers(inputs[1])
+    if node.get("mode", "constant") != "constant" or any(x is not None for x in inputs[2:]):
+        raise ConfigurationError("torch runner: Pad with zeros only; run the model on cpu")
+    pairs = [(pads[axis], pads[axis + data.dim()]) for axis in reversed(range(data.dim()))]
+    return (node.torch.nn.functional.pad(data, [n for pair in pairs for n in pair]),)
+
+
 @_operator("Expand")
 def _expand(node: Node, inputs: Inputs) -> Outputs:
     data = inputs[0]

@@ -37,6 +37,7 @@ _HOST_INPUTS: Final = {
     "Expand": (1,),
     "Tile": (1,),
     "Split": (1,),
+    "Pad": (1,),
     "TopK": (1,),
     "ConstantOfShape": (0,),
     "ReduceMean": (1,),

@@ -137,6 +137,17 @@ def test_the_ascend_kernel_inside_a_model(folders: Path, name: str, monkeypatch:
     _compare_on_emulated_cores(folder, Device(min_split_tokens=64), 2e-4, monkeypatch)
 
 
+@pytest.mark.parametrize("name", ["llama_gqa__dyn18", "phi3__opt"])
+def test_a_model_with_padded_heads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the kernel wanted multiples of 48: heads of 16 are padded in the graph, and the kernel runs them."""
+    from pagegraft.graphpass.rewrite import model
+
+    monkeypatch.setattr(model, "head_multiple", lambda _: 48)
+    convert(ZOO / name, tmp_path / "out", ConvertOptions(target="ascend"))
+    assert {layer.key_head_size for layer in Manifest.load(tmp_path / "out").layers} == {48}
+    _compare_on_emulated_cores(tmp_path / "out", Device(min_split_tokens=64), 2e-4, monkeypatch)
+
+
 @pytest.mark.parametrize("cube", [False, True])
 def test_a_float16_model_converted_for_ascend(tmp_path: Path, cube: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ZOO / "qwen3__opt", tmp_path / "source")
