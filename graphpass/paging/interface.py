@@ -62,7 +62,7 @@ def paged_interface(graph: ir.Graph) -> PagedInterface | None:
 
 def slots_of(table: Sequence[int] | Array, positions: Array, page: int) -> Array:
     """The slot of each position: `table[p // page] * page + p % page`."""
-    return np.asarray(table)[positions // page] * page + positions % page
+    return np.asarray(np.asarray(table)[positions // page] * page + positions % page)
 
 
 def feed(role: str, size: tuple[int, int], table: Array, page: int) -> Array:

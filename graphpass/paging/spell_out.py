@@ -43,6 +43,7 @@ def spell_out_pages(model: ir.Model) -> None:
     writes = find_writes(model.graph)
     if not writes:
         return
+    _refuse_other_states(model.graph, writes)
     probe = PageProbe(model, writes)
     found: list[_Paged] = []
     for write in writes:
@@ -68,6 +69,18 @@ def spell_out_pages(model: ir.Model) -> None:
     )
     _rewrite(model, probe, found, structure)
     model.graph.meta[META_KEY] = interface
+
+
+def _refuse_other_states(graph: ir.Graph, writes: list[Write]) -> None:
+    pools = {w.pool for w in writes}
+    for value in graph.inputs:
+        if value not in pools and value.dtype is not None and value.dtype.is_floating_point() and value.uses():
+            raise NotConvertible(
+                f"input '{value.name}' is no pool that rows are written into as it is, beside {len(pools)} that are",
+                next(user.name or "" for user, _ in value.uses()),
+                "export all layers with pools, and change a pool by nothing but the new rows",
+                kind="pages",
+            )
 
 
 def _pool(paged: _Paged) -> Pool:
@@ -142,7 +155,7 @@ def _rewrite(model: ir.Model, probe: PageProbe, found: list[_Paged], structure: 
         if pool.uses():
             raise NotConvertible(
                 f"the pool '{pool.name}' is read by something else than a gathered context",
-                pool.uses()[0].node.name or "",
+                next(user.name or "" for user, _ in pool.uses()),
                 "pools can only be written at slots and read through a table",
                 kind="pages",
             )

@@ -13,7 +13,6 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +20,9 @@ import onnx
 import onnxruntime as ort
 import torch
 from export_modules import GROUPS, HEADS, HIDDEN, SIZE, VOCAB, Decoder, half_rotary
-from numpy.typing import NDArray
+from paged_forms import FORMS, PAGE, feeds
 from torch import nn
 
-PAGE, PAGES = 4, 40
 Tensors = tuple[torch.Tensor, ...]
 
 
@@ -110,13 +108,13 @@ class HeadsFirstPages(Projections):
         return self.attend(q, k, v, positions, where["past_lens"] + x.shape[1]), pools
 
 
-class OffsetByOne(SlotsGiven):
-    """Reads the slot before the one it should: the last row of the page table's neighbour."""
+class PagesReversed(SlotsGiven):
+    """Reads the pages of a sequence in reverse order, which is no attention over its rows in order."""
 
     def forward(
         self, x: torch.Tensor, where: dict[str, torch.Tensor], past: Tensors
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The context is rolled by one row."""
+        """As above but for the order of the table."""
         positions = where["position_ids"]
         q, k, v = self.project(x, positions)
         pools = []
@@ -150,94 +148,24 @@ class PagedDecoder(Decoder):
         return (self.head(self.norms[-1](hidden)), *present)
 
 
-@dataclass(frozen=True)
-class Form:
-    """A module, its pools (0 at the axis that counts pages or slots), and its other inputs: name, rank, meaning."""
-
-    attention: Callable[[], nn.Module]
-    pool: tuple[int, ...]
-    inputs: dict[str, tuple[int, str]]
-    dynamo: bool = False
-
-
-POSITIONS = ("position_ids", (2, "positions"))
-GIVEN = dict(
-    [POSITIONS, ("block_table", (2, "table")), ("slot_mapping", (1, "slots")), ("context_lens", (1, "total"))]
-)
-COMPUTED = {"page_table": (1, "table"), "seq_len": (1, "total")}
-SPLIT = dict(
-    [
-        POSITIONS,
-        ("pages", (2, "table")),
-        ("write_page", (2, "page")),
-        ("write_offset", (2, "offset")),
-        ("past_lens", (1, "past")),
-    ]
-)
-FORMS: dict[str, Form] = {
-    "pages_given__ts": Form(SlotsGiven, (0, PAGE, GROUPS, SIZE), GIVEN),
-    "pages_given__dyn": Form(SlotsGiven, (0, PAGE, GROUPS, SIZE), GIVEN, dynamo=True),
-    "pages_computed__ts": Form(SlotsComputed, (0, GROUPS * SIZE), COMPUTED),
-    "pages_computed__dyn": Form(SlotsComputed, (0, GROUPS * SIZE), COMPUTED, dynamo=True),
-    "pages_heads_first__ts": Form(HeadsFirstPages, (0, GROUPS, PAGE, SIZE), SPLIT),
-    "pages_heads_first__dyn": Form(HeadsFirstPages, (0, GROUPS, PAGE, SIZE), SPLIT, dynamo=True),
-    "pages_reversed__ts": Form(OffsetByOne, (0, PAGE, GROUPS, SIZE), GIVEN),
+FORMS_OF: dict[str, tuple[str, Callable[[], nn.Module], bool]] = {
+    "pages_given__ts": ("given", SlotsGiven, False),
+    "pages_given__dyn": ("given", SlotsGiven, True),
+    "pages_computed__ts": ("computed", SlotsComputed, False),
+    "pages_computed__dyn": ("computed", SlotsComputed, True),
+    "pages_heads_first__ts": ("heads_first", HeadsFirstPages, False),
+    "pages_heads_first__dyn": ("heads_first", HeadsFirstPages, True),
+    "pages_reversed__ts": ("given", PagesReversed, False),
 }
-
-
-def feeds(form: Form, tokens: Sequence[int], past: int, table: Sequence[int]) -> dict[str, NDArray[np.int64]]:
-    """What the inputs that are no pools are fed for one sequence."""
-    new = len(tokens)
-    positions = np.arange(past, past + new)
-    pages = np.asarray(table)
-    meaning = {
-        "positions": positions,
-        "table": pages,
-        "slots": pages[positions // PAGE] * PAGE + positions % PAGE,
-        "page": pages[positions // PAGE],
-        "offset": positions % PAGE,
-        "total": np.array([past + new]),
-        "past": np.array([past]),
-    }
-    found = {name: meaning[m].reshape((1,) * (rank - 1) + (-1,)) for name, (rank, m) in form.inputs.items()}
-    return {"input_ids": np.asarray([tokens]), **{name: a.astype(np.int64) for name, a in found.items()}}
-
-
-class PagedSource:
-    """A source in plain onnxruntime, run through its own tables with pools full of garbage."""
-
-    def __init__(self, model: Path, form: Form, seed: int = 3) -> None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 1, 4
-        self.session = ort.InferenceSession(str(model), options)
-        self.form = form
-        self.rng = np.random.default_rng(seed)
-        shape = [(PAGES * PAGE if PAGE not in form.pool else PAGES) if d == 0 else d for d in form.pool]
-        names = [i.name for i in self.session.get_inputs() if i.name.endswith((".key", ".value"))]
-        self.pools = {name: (self.rng.standard_normal(shape) * 20).astype(np.float32) for name in names}
-
-    def logits(self, tokens: Sequence[int], *, step: int = 5) -> NDArray[np.float64]:
-        """`[tokens, vocab]`, `step` tokens at a time."""
-        table = self.rng.permutation(PAGES)
-        parts = []
-        for past in range(0, len(tokens), step):
-            piece = tokens[past : past + step]
-            entries = -(-(past + len(piece)) // PAGE)
-            given = feeds(self.form, piece, past, table[:entries])
-            taken = {i.name for i in self.session.get_inputs()}
-            given = {name: a for name, a in given.items() if name in taken}
-            logits, *pools = self.session.run(None, {**given, **self.pools})
-            self.pools = dict(zip(self.pools, pools, strict=True))
-            parts.append(logits[0].astype(np.float64))
-        return np.concatenate(parts)
 
 
 def export(name: str, file: Path) -> float:
     """Writes a model; the largest difference of its logits from torch's, as a fraction of their deviation."""
-    form = FORMS[name]
+    kind, attention, dynamo = FORMS_OF[name]
+    form = FORMS[kind]
     torch.manual_seed(5)
-    model = PagedDecoder(form.attention, list(form.inputs)).eval()
-    shape = [(PAGES * PAGE if PAGE not in form.pool else PAGES) if d == 0 else d for d in form.pool]
+    model = PagedDecoder(attention, list(form.inputs)).eval()
+    shape = form.pool_shape()
     tokens = [5, 9, 3]
     given = feeds(form, tokens, 6, [7, 2, 11])
     pools = [torch.randn(shape) for _ in range(2 * len(model.attention))]
@@ -253,9 +181,9 @@ def export(name: str, file: Path) -> float:
     axes |= {n: {0: "units"} for n in (*names, *presents)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if form.dynamo:
+        if dynamo:
             free = torch.export.Dim.DYNAMIC
-            fixed = [{a: free for a in axes.get(n, {})} for n in given]
+            fixed = [dict.fromkeys(axes.get(n, {}), free) for n in given]
             dims = (fixed[0], (*fixed[1:], *({0: free} for _ in pools)))
             torch.onnx.export(
                 model, args, str(file), dynamo=True, dynamic_shapes=dims, external_data=False, verbose=False, **common
@@ -280,7 +208,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for name in arguments.names or FORMS:
+    for name in arguments.names or FORMS_OF:
         folder = arguments.out / name
         folder.mkdir(parents=True, exist_ok=True)
         off = export(name, folder / "model.onnx")
