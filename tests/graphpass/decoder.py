@@ -99,6 +99,12 @@ def block_sparse(g: Graph, r: Ranges) -> str:
     return g.op("And", causal(g, r), same)
 
 
+def tree(g: Graph, r: Ranges) -> str:
+    """Each position sees itself, its parent and its parent's parent in a binary tree."""
+    seen = [g.op("Equal", r.key, g.op("Div", r.query, g.scalar(n))) for n in (1, 2, 4)]
+    return g.op("Or", g.op("Or", seen[0], seen[1]), seen[2])
+
+
 def prefix(g: Graph, r: Ranges) -> str:
     """The first four positions are seen by all."""
     return g.op("Or", causal(g, r), g.op("Less", r.key, g.scalar(4)))

@@ -10,8 +10,8 @@ import decoder as d
 import numpy as np
 import pytest
 from fused_decoder import Layer, build, save
-from onnx import TensorProto
-from pagegraft.graphpass import ConvertOptions, NotConvertible, convert
+from onnx import TensorProto, helper
+from pagegraft.graphpass import ConvertOptions, NotConvertible, convert, inspect
 
 OPTIONS = ConvertOptions(max_positions=128)
 SIZE = d.SIZE
@@ -115,7 +115,22 @@ def test_refused_with_reason_node_and_hint(name: str, tmp_path: Path) -> None:
 def test_a_source_that_its_own_kernel_refuses_is_called_broken(tmp_path: Path) -> None:
     """Rotary tables wider than a head, which onnxruntime loads and does not run."""
     source = save(sized(grouped(tables, do_rotary=1)), tmp_path / "source")
-    with pytest.raises(NotConvertible, match="source itself fails") as caught:
-        convert(source, tmp_path / "out", OPTIONS)
-    assert caught.value.kind == "broken-source"
-    assert caught.value.hint
+    refused_as_broken(source, "source itself fails")
+
+
+def test_a_source_that_does_not_load_is_called_broken(tmp_path: Path) -> None:
+    """An output that no node makes, in a model that would be refused for a state without reader otherwise."""
+    model = sized(grouped())
+    model.graph.input.append(helper.make_tensor_value_info("past.2.key", TensorProto.FLOAT, [1, 2, "past", SIZE]))
+    model.graph.output.append(helper.make_tensor_value_info("present.2.key", TensorProto.FLOAT, None))
+    refused_as_broken(save(model, tmp_path / "source"), "does not load in onnxruntime.*present.2.key")
+
+
+def refused_as_broken(source: Path, words: str) -> None:
+    with pytest.raises(NotConvertible, match=words) as caught:
+        convert(source, source.parent / "out", OPTIONS)
+    assert (caught.value.kind, bool(caught.value.hint)) == ("broken-source", True)
+    assert not (source.parent / "out").exists()
+    refusal = inspect(source, OPTIONS).refusal
+    assert refusal is not None
+    assert refusal.reason == caught.value.reason

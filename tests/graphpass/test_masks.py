@@ -47,12 +47,13 @@ def test_recognised_and_verified(
     [
         (d.dilated, "holes"),
         (d.block_sparse, "no window"),
+        (d.tree, "holes"),
         (d.prefix, "future"),
         (d.bidirectional, "future"),
         (d.causal_while_short(40), "holes"),
         (d.causal_while_short(100), "holes"),
     ],
-    ids=["dilated", "block sparse", "prefix", "bidirectional", "short 40", "short 100"],
+    ids=["dilated", "block sparse", "tree", "prefix", "bidirectional", "short 40", "short 100"],
 )
 def test_refused(visible: d.Visible, words: str, tmp_path: Path) -> None:
     source = d.Decoder(visible=visible).save(tmp_path / "source")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pagegraft.custom_ops import PagegraftError
-from pagegraft.graphpass import NotConvertible, VerificationError, convert
+from pagegraft.graphpass import ConvertOptions, NotConvertible, Report, VerificationError, convert
 from rich.console import Console
 from rich.table import Table
 
@@ -28,20 +28,19 @@ def sweep_one(source: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"model": source.name, "converted": False, "wrong": False, "kind": ""}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            report = convert(source, Path(folder) / "out")
+            report = _convert(source, Path(folder) / "out")
         except NotConvertible as error:
             row |= {"kind": error.kind, "reason": str(error)}
         except VerificationError as error:
-            # A source that does not run has no right answer to compare with.
-            broken = "source itself" in str(error) or "source does not load" in str(error)
-            row |= {"kind": "broken source" if broken else "wrong", "reason": str(error), "wrong": not broken}
+            row |= {"kind": "wrong", "reason": str(error), "wrong": True}
         except PagegraftError as error:
             row |= {"kind": "error", "reason": str(error), "wrong": True}
         else:
             masks = dict.fromkeys(layer.mask for layer in report.layers)
             row |= {
                 "converted": True,
-                "form": ", ".join(dict.fromkeys(layer.form for layer in report.layers)),
+                "form": ", ".join(dict.fromkeys(layer.form for layer in report.layers))
+                + (", requantised" if "requantised" in report.verification else ""),
                 "masks": ", ".join(masks),
                 "fused": ", ".join(report.layers[0].fused),
                 "nodes": f"{report.nodes_before} -> {report.nodes_after}",
@@ -50,6 +49,16 @@ def sweep_one(source: Path) -> dict[str, Any]:
             }
     row["seconds"] = time.perf_counter() - started
     return row
+
+
+def _convert(source: Path, out: Path) -> Report:
+    """Conversion, with activations requantised per token only where that is the reason of a refusal."""
+    try:
+        return convert(source, out)
+    except NotConvertible as error:
+        if error.kind != "dynamic-quantisation":
+            raise
+        return convert(source, out, ConvertOptions(requantize=True))
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
