@@ -62,19 +62,20 @@ class CacheManager:
 
     # -- shared prefixes ------------------------------------------------------------------------------------------
 
-    def lookup(self, sequence: Sequence) -> PrefixHit:
-        """The longest shared prefix whose keys and values are all there; at least one token is left to compute.
+    def follow(self, sequence: Sequence) -> PrefixNode | None:
+        """Looks how far the tokens of a waiting sequence are known, the last of them left out, in `sequence.matched`.
 
-        It goes on from the last node of `sequence.matched` that is still there, so that waiting costs no hashing.
+        It goes on from the last node there that is still found, so that waiting costs no hashing. Returns the node
+        behind which it ends, the root of the salt if it is the first, or None without one.
         """
         if not self.share_prefixes or not sequence.read_cache:
-            return PrefixHit()
+            return None
         chain = sequence.matched
         while chain and not chain[-1].live:
             chain.pop()
-        node = chain[-1] if chain else self.index.find_root(sequence.cache_salt)
+        node = last = chain[-1] if chain else self.index.find_root(sequence.cache_salt)
         if node is None:
-            return PrefixHit()
+            return None
         size = self.block_size
         data, stride = memoryview(sequence.tokens).cast("B"), size * sequence.tokens.itemsize
         first = (len(chain) + 1) * stride
@@ -83,7 +84,25 @@ class CacheManager:
             if node is None:
                 break
             chain.append(node)
+            last = node
         data.release()
+        return last
+
+    def chain_of(self, sequence: Sequence) -> list[PrefixNode]:
+        """The nodes of the full blocks that a running sequence has offered, from the first on."""
+        chain: list[PrefixNode] = []
+        node = sequence.prefix
+        while node is not None and node.parent is not None:
+            chain.append(node)
+            node = node.parent
+        chain.reverse()
+        return chain
+
+    def lookup(self, sequence: Sequence) -> PrefixHit:
+        """The longest shared prefix whose keys and values are all there; at least one token is left to compute."""
+        if self.follow(sequence) is None:
+            return PrefixHit()
+        chain = sequence.matched
         return PrefixHit(tuple(chain[: self._usable(chain)]))
 
     def _usable(self, chain: list[PrefixNode]) -> int:

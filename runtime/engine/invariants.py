@@ -57,6 +57,7 @@ class Snapshot:
     running: tuple[SequenceSnapshot, ...]
     waiting: tuple[SequenceSnapshot, ...]
     num_waiting: int
+    awaited: tuple[str, ...]  # running ones for whom waiting ones stand aside
 
 
 def snapshot(scheduler: Scheduler) -> Snapshot:
@@ -86,9 +87,12 @@ def snapshot(scheduler: Scheduler) -> Snapshot:
             )
         )
 
+    def name_of(s: Sequence) -> str:
+        return f"{s.request_id}/{s.index}"
+
     def seen(s: Sequence) -> SequenceSnapshot:
         return SequenceSnapshot(
-            name=f"{s.request_id}/{s.index}",
+            name=name_of(s),
             state=s.state,
             row=s.row,
             order=s.order,
@@ -108,6 +112,7 @@ def snapshot(scheduler: Scheduler) -> Snapshot:
         running=tuple(seen(s) for s in scheduler.running),
         waiting=tuple(seen(s) for s in scheduler.waiting.in_order()),
         num_waiting=len(scheduler.waiting),
+        awaited=tuple(name_of(s) for s in scheduler.waiting.awaited()),
     )
 
 
@@ -157,6 +162,8 @@ def _row_violations(state: Snapshot) -> Iterator[str]:
         yield f"running sequences are out of order: {orders}"
     if state.num_waiting != len(state.waiting):
         yield f"{state.num_waiting} sequences are counted as waiting, {len(state.waiting)} wait"
+    for name in set(state.awaited) - {s.name for s in state.running}:
+        yield f"sequences wait for {name}, which does not run"
 
 
 def _sequence_violations(state: Snapshot, s: SequenceSnapshot) -> Iterator[str]:

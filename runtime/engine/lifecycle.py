@@ -97,8 +97,22 @@ class Lifecycle:
         child.state = SequenceState.RUNNING
         insort(self.running, child, key=_ORDER)
 
+    def offer(self, sequence: Sequence, end: int) -> None:
+        """Offers the blocks that are full once a running sequence has computed tokens up to `end` to all others."""
+        if end >= sequence.next_full:
+            self.cache.register(sequence, end)
+            self._recall(sequence, self.waiting.recall(sequence, sequence.next_full - self.cache.block_size))
+
+    def _recall(self, writer: Sequence, recalled: list[tuple[Sequence, int]]) -> None:
+        """Tells those that stood aside for `writer` what it has computed of what they share: no need to look for it."""
+        if recalled:
+            chain = self.cache.chain_of(writer)
+            for sequence, until in recalled:
+                sequence.matched = chain[: until // self.cache.block_size]
+
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        self._recall(sequence, self.waiting.recall(sequence))
         self.cache.release(sequence)
         self._rows.append(sequence.row)
         sequence.row = NO_ROW

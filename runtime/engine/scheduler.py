@@ -14,8 +14,8 @@ every queue drains: the first sequence always ends, whatever arrives.
 
 Preemption is by recomputation: the sequence gives up all blocks, keeps its tokens, and waits at its old place. The
 victim is the sequence of lowest priority that arrived last. No sequence is admitted in a step that ran out of blocks,
-and only when blocks for all of its tokens are there beside a spare one for each running sequence, so that preemption
-and admission do not chase each other.
+and only when blocks for all of its tokens are there beside spare ones for the growth of those that run, so that
+preemption and admission do not chase each other.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from .admission import Admission
 from .cache_manager import CacheManager, PrefixHit
 from .errors import ConfigurationError
-from .lifecycle import Lifecycle
 from .plan import StepPlan
 from .positions import window_block_bound
 from .sequence import Sequence, SequenceState
@@ -52,7 +52,7 @@ class _Draft:
         return self.budget - sum(self.counts.values())
 
 
-class Scheduler(Lifecycle):
+class Scheduler(Admission):
     """Queues sequences and plans steps over a CacheManager. `max_sequences` may run at once."""
 
     def __init__(self, cache: CacheManager, *, max_step_tokens: int, max_sequences: int) -> None:
@@ -172,8 +172,7 @@ class Scheduler(Lifecycle):
         """Offers the blocks that this step fills. Nothing is preempted after this point of a step."""
         if self.cache.share_prefixes:
             for sequence, count in draft.counts.items():
-                if sequence.num_computed + count >= sequence.next_full:
-                    self.cache.register(sequence, sequence.num_computed + count)
+                self.offer(sequence, sequence.num_computed + count)
 
     # -- admission ------------------------------------------------------------------------------------------------
 
@@ -181,62 +180,17 @@ class Scheduler(Lifecycle):
         """Preempts sequences of lower priority than the first waiting one until that one can be admitted."""
         head = self.waiting.head()
         while head and self.running and self.running[-1].priority > head.priority:
-            if self._rows and self.cache.fits(head, self.cache.lookup(head), self._promised()):
+            if self._rows and self.cache.fits(head, self.cache.lookup(head), self.promised()):
                 return
             self._drop(draft, self.running[-1])
 
     def _admit(self, draft: _Draft) -> None:
         """Starts waiting sequences in order while rows, budget and blocks last."""
-        promised = self._promised()
-        deferred: list[Sequence] = []
+        promised = self.promised()
         left = draft.left()
-        try:
-            while left > 0 and len(self._rows) > len(deferred):
-                head = self.waiting.head()
-                if head is None:
-                    break
-                hit = self.cache.lookup(head)
-                if self._is_being_computed(head, hit):
-                    deferred.append(self.waiting.pop())
-                    continue
-                if not self.cache.fits(head, hit, promised):
-                    break
-                left -= self._start(draft, head, hit, left)
-                for g, blocks in enumerate(self.cache.outstanding(head)):
-                    promised[g] += blocks + (self.cache.groups[g].window is None)
-        finally:
-            for sequence in deferred:
-                self.waiting.push(sequence)
-
-    def _promised(self) -> list[int]:
-        """By group, blocks that are kept for running sequences: for the tokens they have, and for some to come.
-
-        The latter is a block each in full groups: without it, what is admitted today is preempted a few steps later
-        (measured on mixed loads: nearly all preemptions go, for 5 % of the concurrency).
-        """
-        promised = [0 if shape.window else len(self.running) for shape in self.cache.groups]
-        for sequence in self.running:
-            if sequence.num_tokens > sequence.capacity:
-                for g, blocks in enumerate(self.cache.outstanding(sequence)):
-                    promised[g] += blocks
-        return promised
-
-    def _is_being_computed(self, sequence: Sequence, hit: PrefixHit) -> bool:
-        """True when a running sequence is about to compute the very block that comes after the hit."""
-        if not self.cache.share_prefixes or not sequence.read_cache:
-            return False
-        start = len(hit.nodes) * self.cache.block_size
-        end = start + self.cache.block_size
-        node = hit.nodes[-1] if hit.nodes else self.cache.index.find_root(sequence.cache_salt)
-        if node is None or end >= sequence.num_tokens:
-            return False
-        # A node stands for all tokens up to it, so that only the next block is compared.
-        return any(
-            other.prefix is node
-            and other.next_full == end <= other.num_tokens
-            and other.tokens[start:end] == sequence.tokens[start:end]
-            for other in self.running
-        )
+        while left > 0 and (found := self.next_admissible(promised)) is not None:
+            left -= self._start(draft, *found, left)
+            self.promise(promised, found[0])
 
     def _start(self, draft: _Draft, sequence: Sequence, hit: PrefixHit, left: int) -> int:
         """Admits a sequence and plans its first chunk; returns the chunk's size."""
@@ -250,8 +204,7 @@ class Scheduler(Lifecycle):
         if not self.cache.grow(sequence, end):
             raise AssertionError(f"{sequence} fitted but could not grow to {end}: block accounting is wrong")
         draft.counts[sequence] = count
-        if end >= sequence.next_full:
-            self.cache.register(sequence, end)
+        self.offer(sequence, end)
         return count
 
     def _extend(self, draft: _Draft, sequence: Sequence) -> None:
@@ -264,8 +217,7 @@ class Scheduler(Lifecycle):
         end = sequence.num_computed + count
         if count > planned and self.cache.grow(sequence, end):
             draft.counts[sequence] = count
-            if end >= sequence.next_full:
-                self.cache.register(sequence, end)
+            self.offer(sequence, end)
 
     def _plan_alone(self, draft: _Draft, sequence: Sequence) -> None:
         if sequence.state == SequenceState.RUNNING:
@@ -273,7 +225,7 @@ class Scheduler(Lifecycle):
             self._register(draft)
             return
         hit = self.cache.lookup(sequence)
-        while not (self._rows and self.cache.fits(sequence, hit, self._promised())):
+        while not (self._rows and self.cache.fits(sequence, hit, self.promised())):
             self._drop(draft, self.running[-1])
         self._start(draft, sequence, hit, draft.budget)
 

@@ -49,6 +49,7 @@ DAMAGES: list[tuple[str, Callable[[Snapshot], Snapshot]]] = [
     ("rows are lost or doubled", first(row=lambda q: q.row + 1)),
     ("out of order", lambda s: replace(s, running=s.running[::-1])),
     ("counted as waiting", lambda s: replace(s, num_waiting=s.num_waiting + 1)),
+    ("which does not run", lambda s: replace(s, awaited=("gone/0",))),
     ("has computed", first(num_computed=lambda q: q.num_tokens + 1)),
     ("blocks for", first(blocks=lambda q: (q.blocks[0][:1], q.blocks[1]))),
     ("holds a block twice", first(blocks=lambda q: ((q.blocks[0][0],) * 2 + q.blocks[0][2:], q.blocks[1]))),

@@ -314,7 +314,10 @@ def test_a_sequence_that_does_not_wait_can_be_withdrawn() -> None:
     queue.take(second)
     assert len(queue) == 1
     queue.push(second)
-    assert [queue.pop(), queue.pop()] == [first, second]
+    for sequence in (first, second):
+        assert queue.head() is sequence
+        queue.take(sequence)
+    assert len(queue) == 0
 
 
 @pytest.mark.parametrize("window", [None, 8])
@@ -356,3 +359,57 @@ def test_a_prefix_found_earlier_is_what_a_fresh_search_finds() -> None:
                 assert cache.lookup(looker) == cache.lookup(fresh)
                 found.add(len(cache.lookup(looker).nodes))
         assert len(found) > 3  # prefixes came and went
+
+
+def test_those_who_share_what_is_being_computed_are_looked_at_when_it_is_there() -> None:
+    """Not in every step between, and without hashing what their writer has hashed."""
+    hashed = 0
+
+    def digest(parent: bytes, tokens: bytes) -> bytes:
+        nonlocal hashed
+        hashed += 1
+        return chained_digest(parent, tokens)
+
+    driver = Driver(groups=[GroupShape(None, 80)], budget=8, max_sequences=6, digest=digest)
+    shared = [1, 2, 3] * 20
+    writer = driver.add([*shared, 4], 3)
+    sharers = [driver.add([*shared, 5, i], 2) for i in range(4)]
+    shorter = driver.add([*shared[:22], 6, 6, 6], 2)
+    queue = driver.scheduler.waiting
+    driver.step()
+    assert queue.num_aside == 5
+    before = hashed
+    while writer.num_computed < 20:
+        driver.step()
+    assert shorter.num_cached_tokens == 20, "one that shares less goes on earlier"
+    while writer.num_computed < 60:
+        assert queue.num_aside == 4
+        driver.step()
+    assert hashed - before < 30, "the writer's own blocks, and the first that differs of each"
+    driver.run()
+    assert {s.num_cached_tokens for s in sharers} == {60}
+
+
+@pytest.mark.parametrize("end", ["finish", "preempt", "rollback"])
+def test_those_who_stand_aside_go_on_when_their_writer_does_not(end: str) -> None:
+    driver = Driver(groups=[GroupShape(None, 80)], budget=8, max_sequences=6)
+    writer = driver.add([1, 2, 3] * 20, 3)
+    driver.step()
+    sharers = [driver.add([1, 2, 3] * 18 + [4, i], 2, priority=i % 2) for i in range(4)]
+    aborted = driver.add([1, 2, 3] * 18, 3)
+    driver.step()
+    scheduler = driver.scheduler
+    assert scheduler.waiting.num_aside == 5
+    assert len(scheduler.waiting) == 5
+    assert scheduler.waiting.in_order()[:2] == [sharers[0], sharers[2]]
+    scheduler.finish(aborted, "abort")
+    assert scheduler.waiting.num_aside == 4
+    if end == "finish":
+        scheduler.finish(writer, "abort")
+    elif end == "preempt":
+        scheduler.preempt(writer)
+    else:
+        driver.step(fail=True)
+    assert scheduler.waiting.num_aside == 0
+    driver.run()
+    assert all(s.finish_reason == "length" for s in sharers)
