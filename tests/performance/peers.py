@@ -5,11 +5,12 @@
     python tests/performance/peers.py report FOLDER              # the table, from all runs so far
 
 All requests arrive at once: prompts of 16 to 512 random tokens, 16 to 256 output tokens, log-uniform (the workload of
-`pagegraft bench`), greedy, each output to its full length. Each engine has a process of its own, one at a time; loading and two
-short requests of warming up are not counted. `run` without names takes pagegraft first, everybody else, and pagegraft
-again, which shows how much the machine changed meanwhile; every run is appended to FOLDER/runs.jsonl and `report` takes
-medians. FOLDER/outputs keeps the tokens: engines that compute in float32 must give pagegraft's until two tokens are
-about equally likely, and `report` says how far each agrees.
+`pagegraft bench`), greedy, each output to its full length. Each engine has a process of its own, one at a time; loading
+and two short requests of warming up are not counted. `run` without names takes pagegraft first, everybody else, and
+pagegraft again, which shows how much the machine changed meanwhile; every run is appended to FOLDER/runs.jsonl and
+`report` takes medians. FOLDER/outputs keeps the tokens: engines that compute in float32 must give pagegraft's until two
+tokens are about equally likely, and `report` says how far each agrees. Random prompts leave many such ties, so a
+rounded model soon says something else: the share is a check of sameness, not a measure of quality.
 
 `prepare` wants a network, a C++ compiler and cmake (llama.cpp is compiled for this machine, as its prebuilt wheels lack
 AVX-512). What cannot be installed is said and left out: `run` skips contenders without an environment or model.
