@@ -67,4 +67,6 @@ def verification_length(analysis: Analysis, source: Source) -> int:
     """Tokens of the longest sequence that verification runs: past every window where that is affordable."""
     affordable = 4096 if source_bytes(source) < _SMALL_MODEL else 512
     windows = [g.window for g in analysis.groups if g.window is not None]
-    return max([48, *(w + 20 for w in windows if w <= affordable)])
+    length = max([48, *(w + 20 for w in windows if w <= affordable)])
+    capacity = None if analysis.pages is None else analysis.pages.capacity
+    return length if capacity is None else min(length, capacity)

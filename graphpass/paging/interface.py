@@ -47,6 +47,12 @@ class PagedInterface:
     roles: Mapping[str, str] = field(default_factory=dict)
     undecided: tuple[str, ...] = ()
 
+    @property
+    def capacity(self) -> int | None:
+        """The most tokens that the pools hold, None when their size is open."""
+        stated = [pool.positions for pool in self.pools if None not in pool.shape]
+        return min(stated, default=None)
+
     def readings(self) -> Iterator[PagedInterface]:
         """The interface with every possible role of the undecided inputs, likeliest first."""
         for chosen in itertools.product(LENGTH_ROLES, repeat=len(self.undecided)):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from ..errors import VerificationError
+from ..errors import SourceFailure, VerificationError
 from ..evaluate import Array, first_line, session_options
 from .interface import PagedInterface, Pool, feed, shaped
 
@@ -28,7 +28,7 @@ class PagedSourceModel:
         try:
             self._session = ort.InferenceSession(str(model), session_options(optimise=True))
         except Exception as error:  # onnxruntime raises untyped exceptions
-            raise VerificationError(f"the source does not load in onnxruntime: {first_line(error)}") from None
+            raise SourceFailure(f"the source does not load in onnxruntime: {first_line(error)}") from None
         self._pages = pages
         self._rng = np.random.default_rng(29)
         self._inputs = self._session.get_inputs()
@@ -71,7 +71,7 @@ class PagedSourceModel:
         try:
             logits, *updated = self._session.run(names, self._feeds(tokens, past, table))
         except Exception as error:  # onnxruntime raises untyped exceptions
-            raise VerificationError(
+            raise SourceFailure(
                 f"the source itself fails on {len(tokens)} tokens after {past}: {first_line(error)}"
             ) from None
         self._pools = {pool.source: array for pool, array in zip(self._pages.pools, updated, strict=True)}

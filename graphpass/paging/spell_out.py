@@ -118,8 +118,8 @@ def _explain(probe: PageProbe, write: Write, likely: Roles | None) -> _Paged:
         raise NotConvertible(
             f"what is read from the pool '{write.pool.name}' is not the sequence's rows in order",
             reads[0].node.name or name,
-            "row j of a context must be what was written for position j, in page table[j // page] at j % page, and "
-            "tables must be [entries] or [1, entries]: the pages of one sequence",
+            "row j of a context must be what was written for position j, in page table[j // page] at j % page, with "
+            "tables of [entries] or [1, entries] for one sequence",
             kind="pages",
         )
     return _Paged(write, context, present)

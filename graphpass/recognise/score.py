@@ -120,7 +120,8 @@ def _fit_transfer(probe: Probe, region: ScoreRegion) -> tuple[float, float]:
         raw[..., -1, -1] = score  # the last token looks at itself; its predecessor is the reference
         z_HK = _logits(probe, region, raw, past)[0][:, -1]
         zero_HK = _logits(probe, region, zero, past)[0][:, -1]
-        gain = z_HK[:, 1] - zero_HK[:, 1]
+        with np.errstate(invalid="ignore"):  # a token that does not see itself
+            gain = z_HK[:, 1] - zero_HK[:, 1]
         if np.all(np.abs(zero_HK[:, 0]) < LARGEST_LENGTH):  # not masked: what is taken off whole rows cancels
             gain = gain - (z_HK[:, 0] - zero_HK[:, 0])
         if not np.allclose(gain, gain[0], rtol=1e-3, atol=1e-6):
