@@ -15,15 +15,22 @@ __all__ = ["LogitsPlan", "gather_logits", "plan_logits"]
 from dataclasses import dataclass
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "MatMulNBits", "MatMulInteger"})
+#: Operators that compute each row from the same row of their operands, the others being constants.
+_ROW_BY_ROW = frozenset(
+    {
+        *("Add", "Cast", "Clip", "Div", "Equal", "Max", "Min", "Mul", "Neg", "Round", "Sub", "Where"),
+        *("Sigmoid", "Tanh", "Sqrt", "Pow"),
+    }
+)
 
 
 @dataclass(frozen=True)
 class LogitsPlan:
-    """Where rows are gathered: `value` along `axis`, as the input of `user` (None: at the logits themselves)."""
+    """Where rows are gathered: `value` along `axis`, as the input of `users` (none: at the logits themselves)."""
 
     value: ir.Value
     axis: int
-    user: ir.Node | None
+    users: tuple[ir.Node, ...]
     vocab: int
 
 
@@ -43,20 +50,55 @@ def plan_logits(probe: Probe) -> LogitsPlan:
         )
     vocab = affine[-1][0]
     value = logits
-    user: ir.Node | None = None
+    users: tuple[ir.Node, ...] = ()
     while (node := value.producer()) is not None:
         inputs = probe.view.data_inputs(node)
         loose = [v for v in node_inputs(node) if not probe.view.taint(v) and not _is_fixed(v)]
-        if len(inputs) != 1 or loose:
+        if loose:
             break
-        if node.op_type in _PRODUCTS:
-            user, value = node, inputs[0]
+        nodes, start = ([node], inputs[0]) if len(inputs) == 1 else _row_by_row(probe, node)
+        if start is None:
             break
-        value = inputs[0]
+        value = start
+        if any(n.op_type in _PRODUCTS for n in nodes):
+            users = tuple(n for n in nodes if start in node_inputs(n))
+            break
     at = _token_axis(probe, value)
-    if user is None or at is None:
-        return LogitsPlan(logits, axes[0], None, vocab)
-    return LogitsPlan(value, at, user, vocab)
+    if not users or at is None:
+        return LogitsPlan(logits, axes[0], (), vocab)
+    return LogitsPlan(value, at, users, vocab)
+
+
+def _row_by_row(probe: Probe, last: ir.Node, limit: int = 40) -> tuple[list[ir.Node], ir.Value | None]:
+    """The nodes that compute the output of `last` from one value, each row from its own row; None when there is none.
+
+    Products whose activations are quantised for each token have several ways from those to the result.
+    """
+    view = probe.view
+    nodes, pending = [last], set(view.data_inputs(last))
+    while len(pending) > 1 and len(nodes) < limit:
+        latest = max(pending, key=lambda v: -1 if v.producer() is None else view.order[v.producer()])  # type: ignore[index]
+        node = latest.producer()
+        if node is None:
+            return nodes, None
+        nodes.append(node)
+        pending.discard(latest)
+        pending.update(view.data_inputs(node))
+    fixed = all(is_constant(v) for n in nodes for v in node_inputs(n) if not view.taint(v))
+    if len(pending) != 1 or not fixed or not all(_keeps_rows(n) for n in nodes):
+        return nodes, None
+    return nodes, pending.pop()
+
+
+def _keeps_rows(node: ir.Node) -> bool:
+    if node.op_type == "MatMulInteger":
+        return is_constant(node.inputs[1])
+    if node.op_type not in ("ReduceMin", "ReduceMax"):
+        return node.op_type in _ROW_BY_ROW
+    given = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    axes = node.attributes["axes"].as_ints() if "axes" in node.attributes else () if given is None else given.numpy()
+    kept = "keepdims" not in node.attributes or node.attributes["keepdims"].as_int() == 1
+    return kept and [int(a) for a in axes] == [-1]
 
 
 def _is_fixed(value: ir.Value) -> bool:
@@ -86,11 +128,11 @@ def _token_axis(probe: Probe, value: ir.Value) -> int | None:
 def gather_logits(builder: Builder, plan: LogitsPlan, old: ir.Value, rows: ir.Value) -> ir.Value:
     """Edits the graph; the new output `[R, vocab]`, which takes the name of the contract."""
     source = plan.value
-    if plan.user is None:
+    if not plan.users:
         gathered = builder.node("Gather", [source, rows], {"axis": plan.axis}, stem="logits_rows")[0]
         result = gathered
     else:
-        users = [(n, i) for n, i in source.uses() if n is plan.user]
+        users = [(n, i) for n, i in source.uses() if n in plan.users]
         gathered = builder.node("Gather", [source, rows], {"axis": plan.axis}, stem="logits_rows")[0]
         for user, position in users:
             user.replace_input_with(position, gathered)

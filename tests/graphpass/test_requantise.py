@@ -123,6 +123,10 @@ def test_converts_and_states_what_changed(past: bool, tmp_path: Path) -> None:
 
 def test_results_do_not_depend_on_batch_companions(tmp_path: Path) -> None:
     convert(quantised(tmp_path, d.Decoder()), tmp_path / "out", REQUANTIZE)
+    nodes = onnx.load(tmp_path / "out" / "model.onnx").graph.node
+    products = [i for i, n in enumerate(nodes) if n.op_type == "MatMulInteger"]
+    (rows,) = [i for i, n in enumerate(nodes) if "logits_indices" in n.input]
+    assert rows < products[-1]  # only the rows wanted go through the last product
     manifest = Manifest.load(tmp_path / "out")
     alone, together = (PackedModel(tmp_path / "out" / "model.onnx", manifest, block_size=4) for _ in range(2))
     expected = alone.step([(0, [5, 9, 2, 40])])[0]
