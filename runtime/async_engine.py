@@ -21,8 +21,8 @@ from typing import Any, Unpack
 from .async_stream import Stream, accept, call_in, reject, set_all
 from .async_types import EngineStats, EngineStoppedError, QueueFullError, RequestOptions
 from .config import EngineConfig, Settings
-from .engine.engine import AnyRequest
 from .engine.request import RequestInput
+from .engine.request_book import AnyRequest
 from .llm import Message, Params, Prompt, TokensPrompt, chat_prompt, read_prompt
 from .loading import LoadedModel, load_engine
 from .model.runner import ModelRunner

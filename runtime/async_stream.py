@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .async_types import RequestOptions
-from .engine.engine import AnyRequest
+from .engine.request_book import AnyRequest
 from .outputs import RequestOutput
 
 __all__ = ["Stream", "accept", "call_in", "reject", "set_all"]

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from .config import EngineConfig, Settings
-from .engine.engine import AnyRequest, Engine
+from .engine.engine import Engine
 from .engine.errors import RequestError
 from .engine.request import RequestInput
+from .engine.request_book import AnyRequest
 from .loading import LoadedModel, load_engine
 from .model.runner import ModelRunner
 from .outputs import RequestOutput

@@ -11,10 +11,10 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from ..outputs import CompletionOutput, RequestMetrics, RequestOutput
+from ..outputs import CompletionOutput, RequestOutput
 from ..sampling import BeamSearchParams
 from ..sampling.beam import BeamHypothesis, BeamSearch, beam_candidates
-from .request import PROMPT_CONTEXT, ModelLimits, RequestInput, check_prompt
+from .request import PROMPT_CONTEXT, BaseRequest, ModelLimits, RequestInput, check_prompt
 from .scheduler import Scheduler
 from .sequence import Sequence
 
@@ -34,7 +34,7 @@ class Beam:
         sequence.owner = self
 
 
-class BeamRequest:
+class BeamRequest(BaseRequest):
     """One prompt's beam search. Raises RequestError when it can never run."""
 
     #: What a Request has and a beam search never needs.
@@ -42,8 +42,8 @@ class BeamRequest:
     forked = True
 
     def __init__(self, source: RequestInput, params: BeamSearchParams, limits: ModelLimits) -> None:
+        super().__init__(source)
         check_prompt(source, limits)
-        self.source = source
         self._params = params
         self._limits = limits
         length = len(source.prompt_token_ids)
@@ -63,14 +63,6 @@ class BeamRequest:
         )
         self._first = first
         self.beams = [Beam(self, first)]
-        self.arrival_time = time.monotonic()
-        self.first_token_time: float | None = None
-        self.finish_time: float | None = None
-
-    @property
-    def request_id(self) -> str:
-        """The caller's name for it."""
-        return self.source.request_id
 
     @property
     def is_finished(self) -> bool:
@@ -145,9 +137,7 @@ class BeamRequest:
             outputs=outputs,
             finished=self.is_finished,
             num_cached_tokens=max(0, self._first.num_cached_tokens),
-            metrics=RequestMetrics(
-                arrival=self.arrival_time, first_token=self.first_token_time, finished=self.finish_time
-            ),
+            metrics=self.metrics(),
         )
 
     def _output(self, index: int, hypothesis: BeamHypothesis) -> CompletionOutput:

@@ -11,22 +11,20 @@ from numpy.typing import NDArray
 
 from ..model.batch import FeedBuilder
 from ..model.runner import ModelRunner
-from ..sampling import BeamSearchParams, SampledTokens, Sampler
-from .beams import Beam, BeamRequest
+from ..sampling import SampledTokens, Sampler
+from .beams import Beam
 from .block_table import BlockTables
-from .errors import RequestError, StepError
+from .errors import StepError
 from .invariants import snapshot, violations
 from .logits_rows import logits_rows, report_prompts
 from .plan import StepPlan
-from .request import Choice, ModelLimits, Request, RequestInput
+from .request import Choice, ModelLimits
+from .request_book import AnyRequest, RequestBook, text_of
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceState
 from .speculation import guess_from_context
 
-__all__ = ["AnyRequest", "Engine", "EngineParts", "InvariantError"]
-
-
-AnyRequest = Request | BeamRequest
+__all__ = ["Engine", "EngineParts", "InvariantError"]
 
 
 class InvariantError(AssertionError):
@@ -46,13 +44,12 @@ class EngineParts:
     debug: bool = False
 
 
-class Engine:
+class Engine(RequestBook):
     """Requests in, tokens out. `step` runs one step and returns the requests that it changed."""
 
     def __init__(self, parts: EngineParts) -> None:
-        self.scheduler = parts.scheduler
+        super().__init__(parts.scheduler, parts.limits)
         self.runner = parts.runner
-        self.limits = parts.limits
         self._tables = parts.tables
         self._feeds = parts.feeds
         self._debug = parts.debug
@@ -60,52 +57,8 @@ class Engine:
         if parts.num_speculative:
             self.scheduler.guess = self._guess
         self._sampler = Sampler()
-        self._requests: dict[str, AnyRequest] = {}
-        self._num_searches = 0  # beam searches
-        self._num_reported = 0  # requests that want their prompt's log-probabilities
-        self._num_unforked = 0  # requests with several choices of which only the first has started
         # Sequences of a failed step and how far it would have brought them: each is run alone up to there.
         self._suspects: dict[Sequence, int] = {}
-
-    # -- requests -------------------------------------------------------------------------------------------------
-
-    def add(self, source: RequestInput) -> AnyRequest:
-        """Queues a request. Raises RequestError or SamplingParamsError, and queues nothing, when it can never run."""
-        if source.request_id in self._requests:
-            raise RequestError(f"request id '{source.request_id}' is in use by a request that has not ended")
-        request: AnyRequest
-        if isinstance(source.params, BeamSearchParams):
-            request = BeamRequest(source, source.params, self.limits)
-            self.scheduler.add(request.beams[0].sequence)
-            self._num_searches += 1
-        else:
-            request = Request(source, source.params, self.limits)
-            self.scheduler.add(request.choices[0].sequence)
-            self._num_unforked += not request.forked
-            self._num_reported += request.prompt_logprobs is not None
-        self._requests[source.request_id] = request
-        return request
-
-    def abort(self, request_id: str, reason: str = "abort", error: str | None = None) -> AnyRequest | None:
-        """Ends a request in whatever state it is; None when there is no such request any more."""
-        request = self._requests.get(request_id)
-        if isinstance(request, BeamRequest):
-            request.end(self.scheduler, reason, error)
-            self._forget(request)
-        elif request is not None:
-            for choice in request.choices:
-                self._end(choice, reason, error)
-        return request
-
-    @property
-    def has_work(self) -> bool:
-        """True while any request is unfinished."""
-        return bool(self._requests)
-
-    @property
-    def num_requests(self) -> int:
-        """Unfinished requests."""
-        return len(self._requests)
 
     def close(self) -> None:
         """Aborts every request and gives the caches back."""
@@ -114,36 +67,6 @@ class Engine:
                 self.abort(request_id)
         finally:
             self.runner.close()
-
-    def _end(self, choice: Choice, reason: str, error: str | None = None) -> None:
-        if choice.sequence.is_finished:
-            return
-        try:
-            choice.cut_short()
-        except Exception as failure:  # the text ends where it is, and so does the choice
-            error = error or _text_of(failure)
-        choice.error = error
-        self.scheduler.finish(choice.sequence, reason)
-        request = choice.request
-        request.num_unfinished -= 1
-        if not request.forked:
-            self._set_forked(request)  # its other choices never started
-            for other in request.choices[1:]:
-                other.error = error
-                other.sequence.discard(reason)
-            request.num_unfinished = 0
-        if request.is_finished:
-            request.finish_time = time.monotonic()
-            self._forget(request)
-
-    def _forget(self, request: AnyRequest) -> None:
-        if self._requests.pop(request.request_id, None) is not None:
-            self._num_searches -= isinstance(request, BeamRequest)
-            self._num_reported -= request.prompt_logprobs is not None
-
-    def _set_forked(self, request: Request) -> None:
-        request.forked = True
-        self._num_unforked -= 1
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -156,7 +79,7 @@ class Engine:
         num_guesses = sum([s.num_guesses for s in plan.sequences]) if self._num_speculative else 0
         try:
             self.runner.copy_blocks(plan.copies)
-            rows, reports = logits_rows(plan) if self._num_reported or num_guesses else (None, [])
+            rows, reports = logits_rows(plan) if self.num_reported or num_guesses else (None, [])
             logits = self.runner.execute(self._feeds.fill(plan, rows))
         except StepError as error:
             return self._fail(plan, error)
@@ -170,7 +93,7 @@ class Engine:
         sequences = [plan.sequences[i] for i in plan.samples]
         if num_guesses:
             sequences, logits = self._verify(sequences, logits, changed)
-        if self._num_searches:
+        if self.num_searches:
             sequences, logits = self._search(sequences, logits, changed)
         if sequences:
             changed += self._take(sequences, logits)
@@ -186,7 +109,7 @@ class Engine:
     def _take(self, sequences: list[Sequence], logits: NDArray[np.float32]) -> list[AnyRequest]:
         """Samples a token for each sequence and gives it to its choice; returns the requests concerned."""
         choices: list[Choice] = [sequence.owner for sequence in sequences]
-        if self._num_unforked:
+        if self.num_unforked:
             choices, rows = self._fork(choices)
             logits = logits[rows]
         sampled = self._sampler.sample(logits[: len(choices)], [choice.sampling for choice in choices])
@@ -203,7 +126,7 @@ class Engine:
     def _give(self, choice: Choice, token: int, row: int, sampled: SampledTokens) -> bool:
         """Gives a choice its token and what was reported of it; True when the choice ends here."""
         if row in sampled.errors:
-            self._end(choice, "error", str(sampled.errors[row]))
+            self.end(choice, "error", str(sampled.errors[row]))
             return True
         if row in sampled.logprobs:
             choice.logprobs.append(sampled.logprobs[row])
@@ -211,10 +134,10 @@ class Engine:
         try:
             hit = choice.take(token)
         except Exception as failure:  # whatever it is, it concerns this choice and none of its companions
-            self._end(choice, "error", _text_of(failure))
+            self.end(choice, "error", text_of(failure))
             return True
         if hit is not None:
-            self._end(choice, hit.finish_reason)
+            self.end(choice, hit.finish_reason)
         return hit is not None
 
     def _guess(self, sequence: Sequence, limit: int) -> array[int]:
@@ -237,7 +160,7 @@ class Engine:
                 try:
                     self._accept(sequence, logits[at : at + count + 1])
                 except Exception as failure:
-                    self._end(sequence.owner, "error", _text_of(failure))
+                    self.end(sequence.owner, "error", text_of(failure))
                 changed.append(sequence.owner.request)
             else:
                 rest.append(sequence)
@@ -277,9 +200,9 @@ class Engine:
                 try:
                     request.take(beam, logits[row], self.scheduler)
                 except Exception as failure:
-                    request.end(self.scheduler, "error", _text_of(failure))
+                    request.end(self.scheduler, "error", text_of(failure))
                 if request.is_finished:
-                    self._forget(request)
+                    self.forget(request)
                     changed.append(request)
         return rest, logits[rows]
 
@@ -291,7 +214,7 @@ class Engine:
             request = choice.request
             members = [choice] if request.forked else request.choices
             if not request.forked:
-                self._set_forked(request)
+                self.set_forked(request)
                 for other in members[1:]:
                     self.scheduler.fork(choice.sequence, other.sequence)
             out += members
@@ -335,7 +258,3 @@ class Engine:
         for request in requests:
             self.abort(request.request_id, "error", str(error))
         return requests
-
-
-def _text_of(failure: Exception) -> str:
-    return f"the engine failed on this request: {type(failure).__name__}: {failure}"

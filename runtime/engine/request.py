@@ -12,7 +12,7 @@ from ..text import StopChecker, StopHit, TextStream, Tokenizer
 from .errors import RequestError
 from .sequence import Sequence
 
-__all__ = ["PROMPT_CONTEXT", "Choice", "ModelLimits", "Request", "RequestInput", "check_prompt"]
+__all__ = ["PROMPT_CONTEXT", "BaseRequest", "Choice", "ModelLimits", "Request", "RequestInput", "check_prompt"]
 
 #: Tokens of the prompt that decide how the output's first characters look.
 PROMPT_CONTEXT = 64
@@ -41,6 +41,27 @@ class ModelLimits:
     max_context: int
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None
+
+
+class BaseRequest:
+    """What every kind of request has: what was asked for, and when what happened (seconds of a monotonic clock)."""
+
+    __slots__ = ("arrival_time", "finish_time", "first_token_time", "source")
+
+    def __init__(self, source: RequestInput) -> None:
+        self.source = source
+        self.arrival_time = time.monotonic()
+        self.first_token_time: float | None = None
+        self.finish_time: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The caller's name for it."""
+        return self.source.request_id
+
+    def metrics(self) -> RequestMetrics:
+        """The times, for its output."""
+        return RequestMetrics(arrival=self.arrival_time, first_token=self.first_token_time, finished=self.finish_time)
 
 
 class Choice:
@@ -118,25 +139,21 @@ class Choice:
         )
 
 
-class Request:
+class Request(BaseRequest):
     """Holds the choices of one request. Until the first token, only the first has a sequence in the scheduler.
 
     Raises RequestError or SamplingParamsError when it can never run.
     """
 
     __slots__ = (
-        "arrival_time",
         "choices",
         "echoed",
-        "finish_time",
-        "first_token_time",
         "forked",
         "max_tokens",
         "num_unfinished",
         "params",
         "prompt_logprobs",
         "seed",
-        "source",
         "stops",
     )
 
@@ -147,7 +164,7 @@ class Request:
             raise RequestError("stop strings need a tokenizer, and this model has none; use stop_token_ids")
         room = limits.max_context - length
         wanted = room if params.max_tokens is None else min(params.max_tokens, room)
-        self.source = source
+        super().__init__(source)
         self.params = params
         self.max_tokens = length + wanted
         self.seed = fresh_seed() if params.seed is None else params.seed
@@ -161,14 +178,6 @@ class Request:
         self.num_unfinished = len(self.choices)  # the engine counts, which ends them
         self.forked = len(self.choices) == 1
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
-        self.arrival_time = time.monotonic()
-        self.first_token_time: float | None = None
-        self.finish_time: float | None = None
-
-    @property
-    def request_id(self) -> str:
-        """The caller's name for it."""
-        return self.source.request_id
 
     @property
     def is_finished(self) -> bool:
@@ -189,9 +198,7 @@ class Request:
             finished=self.is_finished,
             num_cached_tokens=max(0, self.choices[0].sequence.num_cached_tokens),
             prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
-            metrics=RequestMetrics(
-                arrival=self.arrival_time, first_token=self.first_token_time, finished=self.finish_time
-            ),
+            metrics=self.metrics(),
         )
 
 

@@ -114,7 +114,7 @@ def is_in_nucleus(weights_n: NDArray[np.float32], index: int, mass: float) -> bo
     """Whether the weights that come before entry `index`, largest first, are less than `mass` together."""
     own = weights_n[index]
     larger = mass_of(weights_n, weights_n > own)
-    return larger < mass and larger + float(own) * np.count_nonzero(weights_n[:index] == own) < mass
+    return larger < mass and larger + float(own) * int(np.count_nonzero(weights_n[:index] == own)) < mass
 
 
 def _draw_from_nucleus(
