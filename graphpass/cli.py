@@ -153,6 +153,7 @@ def _inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     report: Annotated[Path | None, typer.Option(help="Also write the reports as JSON to this file.")] = None,
     max_positions: Annotated[int | None, typer.Option(help="Longest context in tokens.")] = None,
+    requantize: Annotated[bool, typer.Option("--requantize", help="As convert would with --requantize.")] = False,
 ) -> None:
     """Say whether models can be converted, and if not why. Exit status 1 when one cannot."""
     from .errors import OutputError
@@ -161,7 +162,7 @@ def _inspect(
 
     if report is not None:
         check_writable(report, OutputError)
-    options = ConvertOptions(max_positions=max_positions)
+    options = ConvertOptions(max_positions=max_positions, requantize=requantize)
     models = _models(source)
     results: list[dict[str, Any]] = []
     with Console(stderr=True).status("inspecting") as status:

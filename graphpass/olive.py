@@ -35,7 +35,8 @@ __all__ = ["PagegraftPagedAttention", "package_config"]
 
 #: Type and description of each parameter; names and defaults are those of ConvertOptions.
 _PARAMETERS: dict[str, tuple[Any, str]] = {
-    "fuse": (bool, "Take rotary embedding and q/k norm into the op where evaluation proves them equal."),
+    "fuse": (bool, "Take rotary embedding, q/k norm and the split of QKV into the op where proven equal."),
+    "requantize": (bool, "Quantise activations per token where the source does per tensor."),
     "verify": (bool, "Run source and converted model side by side; the pass fails when they differ."),
     "link": (bool, "Hard-link the source's data files instead of copying them."),
     "target": (str, "cpu, ort-cuda or ascend."),
