@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tests.performance.needle_model import HEAD_SIZE, VOCAB
 
-__all__ = ["NEEDLES", "NEEDLE_LENGTH", "Context", "Source", "make_context"]
+__all__ = ["NEEDLES", "NEEDLE_LENGTH", "Context", "Source", "log_softmax", "make_context"]
 
 #: A needle is a token to ask with and what follows it.
 NEEDLES, NEEDLE_LENGTH = 5, 5
@@ -85,3 +85,9 @@ class Source:
         for array in out.values():
             array[:, :, start:end] = 0
         return out
+
+
+def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Along the last axis."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from torch import nn
 
 from tests.model.export_modules import Norm, causal, half_rotary
 
-__all__ = ["HEAD_SIZE", "LAYERS", "VOCAB", "export_needle_model"]
+__all__ = ["HEAD_SIZE", "LAYERS", "VOCAB", "exact_logits", "export_needle_model"]
 
 CODE = 32  # size of a token's code
 VOCAB = 2 * CODE
@@ -161,6 +162,19 @@ def _make(seed: int) -> _Needle:
         model.head.weight.zero_()
         model.head.weight[:, ANSWER] = codes * 0.3
     return model
+
+
+def exact_logits(tokens: Sequence[int], past: Sequence[NDArray[np.float32]], seed: int = 0) -> NDArray[np.float64]:
+    """`[tokens, vocab]` in float64 behind the caches given; the angles of positions are rounded as the export's are."""
+    model, caches = _make(seed).double(), [torch.from_numpy(array).double() for array in past]
+    done = caches[0].shape[2]
+    end = done + len(tokens)
+    with torch.no_grad():
+        logits = model(
+            torch.tensor([list(tokens)]), torch.ones(1, end, dtype=torch.int64), torch.arange(done, end)[None], *caches
+        )[0]
+    out: NDArray[np.float64] = logits[0].numpy()
+    return out
 
 
 def export_needle_model(folder: Path, *, max_positions: int, seed: int = 0) -> Path:
