@@ -16,6 +16,7 @@ from .paging.interface import PagedInterface, paged_interface
 from .recognise.attention import find_score_anchors, recognise_scores
 from .recognise.cache import CacheIndex, resolve_cache_shapes
 from .recognise.fuse import Fuser
+from .recognise.fuse_parts import fuse_parts
 from .recognise.fused import find_grouped, recognise_grouped
 from .recognise.pack import pack_operands
 from .recognise.probe import Probe
@@ -115,7 +116,7 @@ def _analyse(
     bound = min([n for n in (structure.limit, max_positions, *limits) if n is not None], default=UNSTATED_BOUND)
     if options.fuse and options.target != "ascend":  # its kernel has neither rotary embedding nor norms
         fuser = Fuser(probe, bound)
-        sites = [fuser.fuse(site) for site in sites]
+        sites = [fuse_parts(fuser, site) if site.key.parts else fuser.fuse(site) for site in sites]
         sites = pack_operands(probe, sites, cache_owners(sites))
         if any(site.rotary is not None for site in sites):
             structure = plan_structure(probe, sites, bound)
