@@ -1,4 +1,9 @@
-"""One sequence's output text: tokens in, text that may be shown out."""
+"""One sequence's output text: tokens in, text that may be shown out.
+
+It is made between two runs of the model, not beside the next one: a stop string decides whether there is a next token,
+and the run has every core. It costs about half a microsecond a token; of 32 streaming sequences on SmolLM2-135M it was
+0.01 % of the stepping thread's time (`push` against the whole step, two cores), so there is nothing to gain.
+"""
 
 from __future__ import annotations
 
