@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ Array = np.ndarray[Any, Any]
 HEAVY_ELEMENTS = 1 << 16
 #: Sessions kept for reuse; the oldest goes first.
 _KEPT_SESSIONS = 48
+#: Weights from this size on are fed.
+_FED_BYTES = 1 << 20
 
 
 class Unevaluable(NotConvertible):
@@ -46,6 +49,16 @@ def element_type(array: Array) -> int:
     return int(helper.np_dtype_to_tensor_dtype(array.dtype))
 
 
+@dataclass(frozen=True)
+class _Session:
+    """A session, the names of the values it is fed, and large weights that are fed too: as constants of its graph they
+    would be copied several times."""
+
+    session: ort.InferenceSession
+    used: list[str]
+    weights: dict[str, Array]
+
+
 class Evaluator:
     """Evaluates slices of one graph. Sessions are kept by what they compute and from what."""
 
@@ -54,7 +67,7 @@ class Evaluator:
         self._custom_ops = custom_ops
         self._model = model
         self.view = view
-        self._sessions: dict[tuple[Any, ...], tuple[ort.InferenceSession, list[str]]] = {}
+        self._sessions: dict[tuple[Any, ...], _Session] = {}
         self._node_protos: dict[ir.Node, onnx.NodeProto] = {}
 
     def run(self, outputs: Sequence[ir.Value], feeds: Mapping[ir.Value, Array], *, light: bool = False) -> list[Array]:
@@ -68,9 +81,9 @@ class Evaluator:
         wanted = list(dict.fromkeys(o for o in outputs if o.name not in direct))
         results: dict[str | None, Array] = dict(direct.items())
         if wanted:
-            session, used = self._session(wanted, feeds, light=light)
+            kept = self._session(wanted, feeds, light=light)
             try:
-                values = session.run(None, {name: by_name[name] for name in used})
+                values = kept.session.run(None, {**{name: by_name[name] for name in kept.used}, **kept.weights})
             except Exception as error:  # onnxruntime raises untyped exceptions
                 raise Unevaluable(
                     f"onnxruntime fails on a part of the source: {first_line(error)}",
@@ -93,9 +106,7 @@ class Evaluator:
         session = ort.InferenceSession(model.SerializeToString(), session_options())
         return [np.asarray(v) for v in session.run(None, dict(feeds))]
 
-    def _session(
-        self, wanted: Sequence[ir.Value], feeds: Mapping[ir.Value, Array], *, light: bool
-    ) -> tuple[ort.InferenceSession, list[str]]:
+    def _session(self, wanted: Sequence[ir.Value], feeds: Mapping[ir.Value, Array], *, light: bool) -> _Session:
         key = (
             light,
             tuple(v.name for v in wanted),
@@ -107,9 +118,7 @@ class Evaluator:
             self._sessions[key] = self._build(wanted, feeds, light=light)
         return self._sessions[key]
 
-    def _build(
-        self, wanted: Sequence[ir.Value], feeds: Mapping[ir.Value, Array], *, light: bool
-    ) -> tuple[ort.InferenceSession, list[str]]:
+    def _build(self, wanted: Sequence[ir.Value], feeds: Mapping[ir.Value, Array], *, light: bool) -> _Session:
         nodes, leaves, constants = self._slice(wanted, set(feeds))
         protos: list[onnx.NodeProto] = []
         initializers: dict[str, onnx.TensorProto] = {}
@@ -123,16 +132,26 @@ class Evaluator:
             made = stand_in if stand_in is not None else [self._proto(node)]
             needed.update(name for p in made for name in p.input)
             protos[:0] = made
+        weights: dict[str, Array] = {}
         for value in constants:
-            if value.name in needed:
+            if value.name not in needed:
+                continue
+            if _is_plain_weight(value):
+                weights[value.name or ""] = _read_weight(value.const_value)
+            else:
                 initializers[value.name or ""] = _tensor_proto(value)
+        given = [helper.make_tensor_value_info(n, element_type(w), list(w.shape)) for n, w in weights.items()]
         inputs = [
             helper.make_tensor_value_info(v.name, element_type(feeds[v]), [None] * feeds[v].ndim)
             for v in leaves
             if v.name in needed
         ]
         graph = helper.make_graph(
-            protos, "slice", inputs, [onnx.ValueInfoProto(name=v.name) for v in wanted], list(initializers.values())
+            protos,
+            "slice",
+            inputs + given,
+            [onnx.ValueInfoProto(name=v.name) for v in wanted],
+            list(initializers.values()),
         )
         opsets = [helper.make_opsetid(d, v) for d, v in self._model.opset_imports.items()]
         proto = helper.make_model(graph, opset_imports=opsets, ir_version=min(self._model.ir_version, 11))
@@ -147,7 +166,7 @@ class Evaluator:
                 wanted[0].name or "",
                 kind="broken-source",
             ) from None
-        return session, [i.name for i in inputs]
+        return _Session(session, [i.name for i in inputs], weights)
 
     def _slice(
         self, wanted: Sequence[ir.Value], stops: set[ir.Value]
@@ -197,6 +216,26 @@ def _read_external(tensor: ir.ExternalTensor, name: str) -> onnx.TensorProto:
         raw = file.read(tensor.length if tensor.length is not None else tensor.nbytes)
     dims = [int(d) for d in tensor.shape.numpy()]
     return onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=dims, raw_data=raw)
+
+
+def _is_plain_weight(value: ir.Value) -> bool:
+    """True for a large weight in a file whose readers take any operand, not constants alone."""
+    tensor = value.const_value
+    return (
+        isinstance(tensor, ir.ExternalTensor)
+        and tensor.dtype in (ir.DataType.FLOAT16, ir.DataType.FLOAT)
+        and tensor.nbytes >= _FED_BYTES
+        and all(
+            user.op_type in ("MatMul", "Gemm", "Gather", "Transpose") and not user.domain for user, _ in value.uses()
+        )
+    )
+
+
+def _read_weight(tensor: Any) -> Array:
+    """A weight's values, read without mapping the file."""
+    shape = [int(d) for d in tensor.shape.numpy()]
+    kind, count = tensor.dtype.numpy(), int(np.prod(shape))
+    return np.fromfile(tensor.path, kind, count, offset=tensor.offset or 0).reshape(shape)
 
 
 def first_line(error: Exception) -> str:
