@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-TORCH := $(VENV)/.torch-installed
+SLOW := $(VENV)/.slow-installed
 SOURCES := pyproject.toml CMakeLists.txt $(shell find custom_ops/cpu -type f 2>/dev/null)
 
 .PHONY: demo test test-slow check check-types lint format ext sanitize clean
@@ -14,7 +14,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest tests --numprocesses 2 --dist loadfile
 
-test-slow: $(TORCH)
+test-slow: $(SLOW)
 	$(BIN)/python -m pytest tests -m slow -rs --numprocesses 2 --dist loadfile
 
 check: lint check-types
@@ -57,10 +57,10 @@ sanitize: $(STAMP)
 	PAGEGRAFT_CORE_REPLAY=$(CURDIR)/$(SANITIZE)/custom_ops/cpu/pagegraft_replay PYTHONPATH=tests/unit/cpu \
 	  $(BIN)/pagegraft conformance --backend core_process:CoreProcess
 
-# Nothing but some slow tests and the Ascend path wants torch.
-$(TORCH): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	@touch $(TORCH)
+# Nothing but some slow tests and the Ascend path wants torch, nothing but a slow test the other project's engine.
+$(SLOW): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 onnxruntime-genai==0.18.0
+	@touch $(SLOW)
 
 clean:
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
