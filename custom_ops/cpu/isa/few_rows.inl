@@ -85,11 +85,21 @@ void gather_states(const Group& group, const FewRows& few) {
   for (std::int64_t r = 0; r < few.all; ++r) few.total[r] = Simd::reduce_add(Simd::load(few.total + r * W));
 }
 
+// Fetches a range's first tile, which no tile before it does, while the query rows are prepared.
+void fetch_first(const Step& step, const Tile& tile, std::int64_t count) {
+  for (std::int64_t j = 0; j < count; ++j) {
+    for (std::int64_t i = 0; i < step.kv.key.token_stride; i += 64) __builtin_prefetch(tile.key[j] + i, 0, 2);
+    if (step.config.latent) continue;
+    for (std::int64_t i = 0; i < step.kv.value.token_stride; i += 64) __builtin_prefetch(tile.value[j] + i, 0, 2);
+  }
+}
+
 void attend_few(const Step& step, const Group& group, const Unit& unit, float* partial, Scratch* scratch) {
   const std::int64_t length = few_tile(step);
-  const FewRows few = prepare_few(step, group, length, scratch);
   Tile tile;
   tile.find(step, group.sequence, unit.begin, unit.end);
+  fetch_first(step, tile, length < tile.count ? length : tile.count);
+  const FewRows few = prepare_few(step, group, length, scratch);
   const auto end_of = [&](std::int64_t from) {
     const std::int64_t position = unit.begin + from;
     const std::int64_t end = position / length * length + length - unit.begin;  // on a fixed grid of positions
