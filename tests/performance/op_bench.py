@@ -1,6 +1,7 @@
 """Speed of the CPU op against this machine's limits and against other attentions of onnxruntime, in one run.
 
     python tests/performance/op_bench.py [--threads 2] [--rounds 7] [--only decode,long,...] [--json - | FILE]
+    python tests/performance/op_bench.py --table     # the figures for a README, with what they were measured on
 
 Every figure is a median over rounds in which all contenders take turns, so that a busy machine slows all of them alike;
 compare within one run only. Bandwidth is measured by reading memory of the same kind as the caches, the arithmetic peak
@@ -10,10 +11,14 @@ by independent multiply-adds (machine.cc, compiled here with -march=native).
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
@@ -26,6 +31,7 @@ from other_attentions import (
     group_query_attention,
     torch_sdpa,
 )
+from pagegraft.custom_ops import library_path
 
 Run = Callable[[], None]
 _SPINNING_SECONDS = 0.03
@@ -140,6 +146,23 @@ def small(machine: Machine, threads: int, rounds: int) -> Figures:
 PARTS = {"decode": decode, "long": long_context, "prefill": prefill, "published": published, "small": small}
 
 
+def machine_line(threads: int) -> str:
+    """The processor, threads, instruction set and versions that the figures belong to."""
+    model = platform.processor() or platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    library = ctypes.CDLL(str(library_path()))
+    library.pagegraft_isa.restype = ctypes.c_char_p
+    isa = library.pagegraft_isa().decode()
+    versions = (
+        f"pagegraft {version('pagegraft')}, onnxruntime {version('onnxruntime')}, Python {platform.python_version()}"
+    )
+    return f"{model}, {threads} threads, {isa}; {versions}."
+
+
 def main() -> int:
     """Command line entry; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -147,6 +170,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default=",".join(PARTS), help="parts, comma separated: " + ", ".join(PARTS))
     parser.add_argument("--json", help="write the figures as JSON to this file, - for standard output")
+    parser.add_argument("--table", action="store_true", help="say above the table what it was measured on")
     options = parser.parse_args()
     machine = Machine()
     figures: Figures = {}
@@ -159,6 +183,8 @@ def main() -> int:
     else:
         if options.json:
             Path(options.json).write_text(json.dumps(rounded, indent=2) + "\n", encoding="utf-8")
+        if options.table:
+            print(machine_line(options.threads) + "\n")
         print("| figure | value |\n|---|---|")
         for name, value in rounded.items():
             print(f"| {name} | {value} |")
