@@ -57,9 +57,9 @@ sanitize: $(STAMP)
 	PAGEGRAFT_CORE_REPLAY=$(CURDIR)/$(SANITIZE)/custom_ops/cpu/pagegraft_replay PYTHONPATH=tests/unit/cpu \
 	  $(BIN)/pagegraft conformance --backend core_process:CoreProcess
 
-# Nothing but some slow tests and the Ascend path wants torch, nothing but a slow test the other project's engine.
+# Only some slow tests and the Ascend path want torch, only slow tests the engine and the workflows of other projects.
 $(SLOW): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 onnxruntime-genai==0.18.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 onnxruntime-genai==0.18.0 olive-ai==0.13.0
 	@touch $(SLOW)
 
 clean:

@@ -106,6 +106,7 @@ def test_without_olive_the_message_says_what_to_install(monkeypatch: pytest.Monk
         __import__("pagegraft.graphpass.olive")
 
 
+@pytest.mark.slow
 def test_parameters_are_the_options() -> None:
     pytest.importorskip("olive.passes")
     from olive.hardware import DEFAULT_CPU_ACCELERATOR
@@ -115,6 +116,7 @@ def test_parameters_are_the_options() -> None:
     assert {n: p.default_value for n, p in parameters.items()} == {f.name: f.default for f in fields(ConvertOptions)}
 
 
+@pytest.mark.slow
 def test_workflow_names_the_pass(tmp_path: Path) -> None:
     """A whole Olive run: what it puts out is a converted model, equal to the one that `convert` makes."""
     olive = pytest.importorskip("olive.workflows")
@@ -137,6 +139,7 @@ def test_workflow_names_the_pass(tmp_path: Path) -> None:
         np.testing.assert_array_equal(mine, wanted)
 
 
+@pytest.mark.slow
 def test_workflow_of_a_model_that_cannot_be_converted(tmp_path: Path) -> None:
     olive = pytest.importorskip("olive.workflows")
     from pagegraft.graphpass.olive import package_config
