@@ -163,16 +163,23 @@ class SourceModel:
         *,
         capacities: Mapping[str, int] | None = None,
         single_token: bool = False,
+        replaced: Mapping[str, Array] | None = None,
     ) -> None:
         """`cache_shapes`: per cache input, None at the axis of tokens. `presents`: cache input -> output.
 
         `capacities`: entries that an empty cache must have room for, where that is not zero. `single_token`: the
-        source is right for steps of one token only. Raises VerificationError when onnxruntime cannot load it.
+        source is right for steps of one token only. `replaced`: initialisers by name that take the place of the file's.
+
+        Raises VerificationError when onnxruntime cannot load it.
         """
         self._capacities = capacities or {}
         self._step = 1 if single_token else None
+        options = session_options(optimise=True)
+        self._replaced = {n: ort.OrtValue.ortvalue_from_numpy(a) for n, a in (replaced or {}).items()}  # kept alive
+        for name, value in self._replaced.items():
+            options.add_initializer(name, value)
         try:
-            self.session = ort.InferenceSession(str(model), session_options(optimise=True))
+            self.session = ort.InferenceSession(str(model), options)
         except Exception as error:  # onnxruntime raises untyped exceptions
             raise SourceFailure(f"the source does not load in onnxruntime: {first_line(error)}") from None
         self.inputs = {i.name: i for i in self.session.get_inputs()}

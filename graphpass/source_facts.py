@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,20 @@ from .analysis import Analysis
 from .normalise import Source, external_tensors, load
 from .options import ConvertOptions
 
-__all__ = ["longest_context", "read_json", "source_bytes", "too_large_to_run", "verification_length"]
+__all__ = [
+    "longest_context",
+    "read_json",
+    "source_bytes",
+    "stretch_length",
+    "too_large_to_run",
+    "verification_length",
+]
 
 #: Keys under which model configurations state their longest context.
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
 #: Models below this many bytes are verified past windows of thousands of tokens.
 _SMALL_MODEL = 64 << 20
+_STRETCH = 600
 #: Memory that two sessions take, in multiples of the source's bytes: weights, and products packed for the processor.
 _MEMORY_FACTOR = 3.0
 
@@ -56,11 +63,16 @@ def source_bytes(source: Source) -> int:
 
 def too_large_to_run(source: Source) -> bool:
     """True when source and converted model side by side would take more than half of the free memory, or 8 GiB."""
+    return source_bytes(source) * _MEMORY_FACTOR > min(_available_memory() / 2, 8 << 30)
+
+
+def _available_memory() -> int:
+    """Bytes that new processes can have, files kept in memory counted as free (free pages alone may be few)."""
     try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        free = 8 << 30
-    return source_bytes(source) * _MEMORY_FACTOR > min(free / 2, 8 << 30)
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return 8 << 30
 
 
 def verification_length(analysis: Analysis, source: Source) -> int:
@@ -70,3 +82,14 @@ def verification_length(analysis: Analysis, source: Source) -> int:
     length = max([48, *(w + 20 for w in windows if w <= affordable)])
     capacity = None if analysis.pages is None else analysis.pages.capacity
     return length if capacity is None else min(length, capacity)
+
+
+def stretch_length(analysis: Analysis, source: Source, longest: int) -> int:
+    """Tokens of one further sequence, long rather than finely cut, beside those of up to `longest`: 0 for none.
+
+    Shows what begins late: tables of positions that are wrong from some row on, masks that change.
+    """
+    if analysis.pages is not None or analysis.probe.capacities or source_bytes(source) >= _SMALL_MODEL:
+        return 0
+    length = min(_STRETCH, analysis.max_positions or _STRETCH)
+    return length if length > longest else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from collections.abc import Callable
@@ -52,6 +53,15 @@ def shifted_table(graph: onnx.GraphProto) -> None:
     tensor.CopyFrom(numpy_helper.from_array(np.roll(numpy_helper.to_array(tensor), 1, axis=0), name))
 
 
+def late_rows_of_the_table(graph: onnx.GraphProto) -> None:
+    """Right up to position 79."""
+    name = attention(graph, 0).input[8]
+    (tensor,) = [t for t in graph.initializer if t.name == name]
+    table = numpy_helper.to_array(tensor).copy()
+    table[80:] = table[79]
+    tensor.CopyFrom(numpy_helper.from_array(table, name))
+
+
 def swapped_caches(graph: onnx.GraphProto) -> None:
     """Layer 2 reads the keys of layer 1."""
     attention(graph, 2).input[3] = attention(graph, 1).input[3]
@@ -98,6 +108,7 @@ def test_right_ones_pass(pairs: dict[str, tuple[Path, Path]]) -> None:
         ("full", attribute(2, "scale", lambda s: s * 1.01), "layer 2"),
         ("full", shifted_positions, "layer 0"),
         ("full", shifted_table, "layer 0"),
+        ("full", late_rows_of_the_table, "layer 0"),
         ("full", swapped_caches, "layer 2"),
         ("full", swapped_key_and_value, "layer 1"),
         ("capped", attribute(2, "softcap", lambda _: 0.0), "layer 2"),
@@ -109,6 +120,7 @@ def test_right_ones_pass(pairs: dict[str, tuple[Path, Path]]) -> None:
         "scale off by a hundredth",
         "positions shifted",
         "rotary table shifted",
+        "rotary table wrong from a row on",
         "caches swapped",
         "key and value swapped",
         "softcap dropped",
@@ -138,3 +150,29 @@ def test_wrong_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(VerificationError):
         convert(source, tmp_path / "out", OPTIONS)
     assert [p.name for p in tmp_path.iterdir()] == ["source"]
+
+
+def test_what_passes_by_the_sources_noise_is_compared_attention_by_attention(
+    pairs: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("pagegraft.graphpass.verify")
+    monkeypatch.setitem(module.CONTEXT_FRACTION, "float32", 1e-9)
+    source, out = pairs["full"]
+    result = verify(source, out, OPTIONS)
+    assert result.passed
+    assert result.context_fraction > 1e-9
+    assert result.source_noise < 1e-3  # of a model that rounds nothing: a wrong one is not excused
+    assert result.attention_difference is not None
+    assert 0 < result.attention_difference < 1e-4
+
+    monkeypatch.setattr(module, "NOISE_FACTOR", 1e9)
+    wrong = altered(out, tmp_path / "wrong", attribute(2, "scale", lambda s: s * 1.01))
+    with pytest.raises(VerificationError, match="layer 2"):
+        verify(source, wrong, OPTIONS)
+
+
+def test_memory_that_files_occupy_counts_as_free() -> None:
+    from pagegraft.graphpass import source_facts
+
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    assert source_facts._available_memory() == pytest.approx(int(lines["MemAvailable"].split()[0]) << 10, rel=0.1)
