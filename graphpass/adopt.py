@@ -81,7 +81,12 @@ class _Attention:
     def __init__(self, node: ir.Node) -> None:
         self.node = node
         values = {name: _value(a) for name, a in node.attributes.items()}
-        self.attributes = spec.AttentionAttributes.from_dict(values)
+        try:
+            self.attributes = spec.AttentionAttributes.from_dict(values)
+        except TypeError:  # one that has no default
+            raise NotConvertible(
+                "PagedAttention lacks num_heads or kv_num_heads", node.name or "", kind="fused"
+            ) from None
         inputs = [*node.inputs, *[None] * (len(spec.INPUTS) - len(node.inputs))]
         self.inputs = dict(zip((p.name for p in spec.INPUTS), inputs, strict=True))
         self.caches = [self.inputs["key_cache"], self.inputs["value_cache"]]

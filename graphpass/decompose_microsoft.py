@@ -217,7 +217,7 @@ def _is_float(value: ir.Value) -> bool:
 
 
 def _additive(builder: Builder, node: ir.Node, parts: _Parts, kind: np.dtype[Any]) -> ir.Value:
-    """What a mask adds to the scores: its filter value where it is 0, or at keys behind the length that it gives."""
+    """What a mask adds to the scores: its filter value where it is 0, or at keys outside of the range that it gives."""
     mask = parts.mask
     if mask is None:
         raise NotConvertible(f"{node.op_type} has no mask", node.name or "", kind="mask")
@@ -230,9 +230,8 @@ def _additive(builder: Builder, node: ir.Node, parts: _Parts, kind: np.dtype[Any
             kind="mask",
         )
     shape = builder.node("Shape", [parts.key])[0]
-    if rank == 1:  # the length of the one sequence
-        length = builder.cast(_slice(builder, mask, 0, 1, 0), ir.DataType.INT64)
-        kept = builder.node("Less", [numbered(builder, shape, 2, None), length])[0]
+    if rank == 1:
+        kept = _in_range(builder, mask, numbered(builder, shape, 2, None))
     else:  # [1, keys] or [1, tokens, keys]
         keys = _slice(builder, shape, 2, 3, 0)
         dims = builder.node("Concat", [builder.constant(np.array([1, 1, -1], np.int64)), keys], {"axis": 0})[0]
@@ -240,6 +239,20 @@ def _additive(builder: Builder, node: ir.Node, parts: _Parts, kind: np.dtype[Any
     zero = builder.constant(np.array(0.0, kind))
     masked = builder.constant(np.array(number(node, "mask_filter_value", -10000.0)).astype(kind))
     return builder.node("Where", [kept, zero, masked])[0]
+
+
+def _in_range(builder: Builder, bounds: ir.Value, keys: ir.Value) -> ir.Value:
+    """Which keys a mask of rank 1 leaves: those below its first element and, where there is a second one, from that on.
+
+    For one sequence that is right for all of its forms: a length, end and start, or a length and running sums from 0.
+    """
+    bounds = builder.cast(bounds, ir.DataType.INT64)
+    end = _slice(builder, bounds, 0, 1, 0)
+    zero = builder.constant(np.array([0], np.int64))
+    starts = builder.node("Concat", [zero, _slice(builder, bounds, 1, 2, 0)], {"axis": 0})[0]
+    start = builder.node("ReduceMax", [starts], {"keepdims": 1})[0]
+    early = builder.node("Less", [keys, start])[0]
+    return builder.node("And", [builder.node("Not", [early])[0], builder.node("Less", [keys, end])[0]])[0]
 
 
 def _slice(builder: Builder, value: ir.Value, first: int, last: int, axis: int) -> ir.Value:

@@ -96,15 +96,20 @@ class Evaluator:
     def run_node(
         self, domain: str, op_type: str, feeds: Mapping[str, Array], attributes: Mapping[str, Any]
     ) -> list[Array]:
-        """Outputs of a single node with the given inputs (in the op's order) and attributes."""
+        """Outputs of a single node with the given inputs (in the op's order) and attributes. Raises Unevaluable."""
         node = helper.make_node(op_type, list(feeds), ["out0", "out1", "out2"], domain=domain, **attributes)
         inputs = [helper.make_tensor_value_info(n, element_type(a), list(a.shape)) for n, a in feeds.items()]
         outputs = [onnx.ValueInfoProto(name=n) for n in node.output]
         graph = helper.make_graph([node], "node", inputs, outputs)
         opsets = [helper.make_opsetid("", 18), helper.make_opsetid(domain, 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-        session = ort.InferenceSession(model.SerializeToString(), session_options())
-        return [np.asarray(v) for v in session.run(None, dict(feeds))]
+        try:
+            session = ort.InferenceSession(model.SerializeToString(), session_options())
+            return [np.asarray(v) for v in session.run(None, dict(feeds))]
+        except Exception as error:  # onnxruntime raises untyped exceptions
+            raise Unevaluable(
+                f"onnxruntime does not run {op_type}: {first_line(error)}", kind="broken-source"
+            ) from None
 
     def _session(self, wanted: Sequence[ir.Value], feeds: Mapping[ir.Value, Array], *, light: bool) -> _Session:
         key = (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 import onnxruntime as ort
+from pagegraft.custom_ops.errors import PagegraftError
 
 from .errors import NotConvertible, VerificationError
 from .evaluate import first_line, session_options
@@ -78,10 +79,17 @@ def _broken(reason: str) -> NotConvertible:
 
 @contextmanager
 def blaming_broken_sources(source: Source) -> Iterator[None]:
-    """Lets a refusal pass, but says that the source does not load when that explains it."""
+    """Lets a refusal pass, but says that the source does not load when that explains it.
+
+    It also explains any other error: nodes without the attributes or inputs that they must have.
+    """
     try:
         yield
     except NotConvertible as error:
         if error.kind in _DOUBTFUL:
+            check_loads(source)
+        raise
+    except Exception as error:
+        if not isinstance(error, PagegraftError):
             check_loads(source)
         raise

@@ -203,7 +203,10 @@ def verify(source: Path | str, folder: Path | str, options: ConvertOptions | Non
     found, folder = find_model(Path(source)), Path(folder)
     manifest = names.Manifest.load(folder)
     options = replace(options, requantize=options.requantize or bool(manifest.source.get("requantised")))
-    return _verify(found, folder, manifest, _analysed(load(found), found, options), options)
+    model = load(found)
+    if is_paged(model):
+        raise VerificationError(f"{found.file} is paged already: there is nothing else to compare its attentions with")
+    return _verify(found, folder, manifest, _analysed(model, found, options), options)
 
 
 def _analysed(model: ir.Model, source: Source, options: ConvertOptions) -> Analysis:

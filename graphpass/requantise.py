@@ -147,12 +147,13 @@ def _reduced(builder: Builder, op_type: str, value: ir.Value) -> ir.Value:
 
 
 def _product(builder: Builder, node: ir.Node, rows: _Rows) -> None:
-    """codes x weights - zero point x sums of the weights' columns, in integers."""
+    """codes x weights - zero point (when the node takes it off) x sums of the weights' columns, in integers."""
     weights, weight_zero = node.inputs[1], _input(node, 3)
     sums = builder.constant(_column_sums(node, weights, weight_zero), "column_sums")
-    product = builder.node("MatMulInteger", [rows.codes, weights, None, weight_zero], stem=node.name or "")[0]
-    zero_point = builder.cast(rows.zero_point, ir.DataType.INT32)
-    result = builder.node("Sub", [product, builder.node("Mul", [zero_point, sums])[0]])[0]
+    result = builder.node("MatMulInteger", [rows.codes, weights, None, weight_zero], stem=node.name or "")[0]
+    if _input(node, 2) is not None:
+        zero_point = builder.cast(rows.zero_point, ir.DataType.INT32)
+        result = builder.node("Sub", [result, builder.node("Mul", [zero_point, sums])[0]])[0]
     take_over(node, 0, result)
     builder.graph.remove(node, safe=True)
 

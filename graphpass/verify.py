@@ -215,13 +215,18 @@ def _source_noise(
         for length in {1, 2, 3, 5, 8, len(tokens) // 2, len(tokens) - 1}:
             if 0 < length < len(tokens):
                 again = source.logits(tokens[:length]).astype(np.float64)
-                largest = max(largest, _gap([again], [logits[:length]])[0])
+                largest = max(largest, _finite(_gap([again], [logits[:length]]))[0])
     if nudged is not None:
         with nudged() as other:
             again_all = [other.logits(tokens).astype(np.float64) for tokens in sequences]
-        most, typical = _gap(again_all, expected)
+        most, typical = _finite(_gap(again_all, expected))
         largest = max(largest, most)
     return largest, typical
+
+
+def _finite(gap: tuple[float, float]) -> tuple[float, float]:
+    """A gap, or none where it is not finite: a source that overflows excuses nothing."""
+    return gap if np.isfinite(gap[0]) else (0.0, 0.0)
 
 
 def _without_context(source: Oracle, sequences: Sequence[Sequence[int]]) -> list[Array]:

@@ -23,6 +23,8 @@ _NAMES = (
     *("k_norm_weight", "query_seqlens"),
 )
 _UNSUPPORTED = ("attention_bias", "k_scale", "v_scale", "query_seqlens")
+#: Windows up to this are run in the kernel as they are.
+_WIDEST_RUN = 4096
 
 
 def find_grouped(graph: ir.Graph) -> list[ir.Node]:
@@ -43,9 +45,8 @@ def recognise_grouped(probe: Probe, caches: CacheIndex, node: ir.Node) -> Attent
         raise NotConvertible("GroupQueryAttention that is not causal", name, kind="mask")
     _check_lengths(probe, inputs, name)
     heads, groups = attribute.integer("num_heads"), attribute.integer("kv_num_heads")
-    width = probe.shape(inputs["query"], 3, 0)[-1]
     packed = "key" not in inputs
-    size = width // (heads + 2 * groups if packed else heads)
+    size = _head_size(probe, inputs, heads, groups, name)
     links = caches.by_node.get(node, [])
     if len(links) != 2:
         raise NotConvertible("GroupQueryAttention without past key and value", name, kind="cache")
@@ -75,6 +76,22 @@ def recognise_grouped(probe: Probe, caches: CacheIndex, node: ir.Node) -> Attent
         norm_epsilon=attribute.number("qk_norm_epsilon") or attribute.number("q_norm_epsilon") or 1e-6,
         dropped=(node,),
     )
+
+
+def _head_size(probe: Probe, inputs: dict[str, ir.Value], heads: int, groups: int, name: str) -> int:
+    """Channels of a head, from the width of the query (and of key and value behind it when they are packed)."""
+    if "query" not in inputs or ("key" in inputs) != ("value" in inputs):
+        raise NotConvertible("GroupQueryAttention lacks an operand", name, kind="fused")
+    width = probe.shape(inputs["query"], 3, 0)[-1]
+    parts = heads if "key" in inputs else heads + 2 * groups
+    if heads < 1 or groups < 1 or heads % groups or width % parts:
+        raise NotConvertible(
+            f"GroupQueryAttention of {heads} query heads and {groups} key/value heads over {width} channels",
+            name,
+            "num_heads must be a multiple of kv_num_heads, and divide the query's width",
+            kind="fused",
+        )
+    return width // parts
 
 
 class _Attributes:
@@ -146,9 +163,15 @@ def _constant(value: ir.Value | None, name: str) -> np.ndarray[Any, Any] | None:
 
 
 def _window(probe: Probe, node: ir.Node, stated: int, heads: int, groups: int) -> int | None:
-    """How far back the kernel sees, by running it alone: uniform scores over values that count their positions."""
+    """How far back the kernel sees, by running it alone: uniform scores over values that count their positions.
+
+    A wide window is run as one of fewer tokens, to which the rest is added.
+    """
     if stated < 0:
         return None
+    if not 0 < stated < 1 << 31:
+        raise NotConvertible(f"GroupQueryAttention with a window of {stated} tokens", node.name or "", kind="mask")
+    stated, rest = min(stated, _WIDEST_RUN), max(0, stated - _WIDEST_RUN)
     size, past = 16, 3 * stated + 9
     kind = probe.dtype(node.inputs[0]) if node.inputs[0] is not None else np.dtype(np.float32)
     values = np.zeros((1, groups, past + 1, size), np.float64)
@@ -164,4 +187,4 @@ def _window(probe: Probe, node: ir.Node, stated: int, heads: int, groups: int) -
     }
     attributes = {"num_heads": heads, "kv_num_heads": groups, "local_window_size": stated}
     output = probe.evaluator.run_node("com.microsoft", "GroupQueryAttention", feeds, attributes)[0]
-    return round(1.0 / float(output.reshape(-1)[0]))
+    return round(1.0 / float(output.reshape(-1)[0])) + rest

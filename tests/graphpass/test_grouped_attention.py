@@ -99,6 +99,8 @@ REFUSED: dict[str, tuple[Layer, str, str]] = {
     "both ways": (grouped(causal=0), "mask", "not causal"),
     "lengths of something else": (grouped(late=1), "fused", "seqlens_k"),
     "tables by length": (grouped(tables_by_length, do_rotary=1), "batch-global", "length of the whole batch"),
+    "a window beyond 32 bits": (grouped(local_window_size=1 << 40), "mask", "window of 1099511627776"),
+    "a window of nothing": (grouped(local_window_size=0), "mask", "window of 0"),
 }
 
 
@@ -109,6 +111,29 @@ def test_refused_with_reason_node_and_hint(name: str, tmp_path: Path) -> None:
     with pytest.raises(NotConvertible, match=words) as caught:
         convert(source, tmp_path / "out", OPTIONS)
     assert (caught.value.kind, bool(caught.value.node), bool(caught.value.hint)) == (kind, True, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wide_window_is_read_without_running_all_of_it(tmp_path: Path) -> None:
+    source = save(sized(grouped(local_window_size=1 << 30)), tmp_path / "source")
+    assert [x.mask for x in inspect(source, OPTIONS).layers] == [f"window {1 << 30}"] * 2
+
+
+@pytest.mark.parametrize("name", ["num_heads", "kv_num_heads"])
+@pytest.mark.parametrize("number", [None, 0, 3])
+def test_heads_that_are_not_stated_or_do_not_fit(name: str, number: int | None, tmp_path: Path) -> None:
+    model = sized(grouped())
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            (attribute,) = [a for a in node.attribute if a.name == name]
+            node.attribute.remove(attribute)
+            if number is not None:
+                node.attribute.append(helper.make_attribute(name, number))
+    source = save(model, tmp_path / "source")
+    with pytest.raises(NotConvertible) as caught:
+        convert(source, tmp_path / "out", ConvertOptions(max_positions=128, verify=False))
+    assert caught.value.kind in ("fused", "broken-source")
+    assert caught.value.hint
     assert not (tmp_path / "out").exists()
 
 

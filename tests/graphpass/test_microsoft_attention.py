@@ -46,6 +46,21 @@ def lengths(g: d.Graph, r: d.Ranges) -> str:
     return g.op("Cast", g.op("Reshape", r.total, g.integers(1)), to=TensorProto.INT32)
 
 
+def length_and_start(first: int) -> Callable[[d.Graph, d.Ranges], str]:
+    """`[2 * B]`: the end of the one sequence's keys, then their start."""
+
+    def bounds(g: d.Graph, r: d.Ranges) -> str:
+        return g.op("Concat", lengths(g, r), g.constant([first], np.int32), axis=0)
+
+    return bounds
+
+
+def running_sums(g: d.Graph, r: d.Ranges) -> str:
+    """`[3 * B + 2]`: the length of the keys, then the sums of lengths of queries and keys, each from 0."""
+    length, zero = lengths(g, r), g.constant([0], np.int32)
+    return g.op("Concat", length, zero, length, zero, length, axis=0)
+
+
 def multi_head(
     bias: Callable[[d.Graph, d.Ranges], str] | None = None,
     mask: Callable[[d.Graph, d.Ranges], str] | None = None,
@@ -111,6 +126,12 @@ CASES: dict[str, tuple[Layer, dict[str, Any], str]] = {
     "unidirectional, padding mask": (multi_head(mask=ones_mask, unidirectional=1), {}, "causal"),
     "mask of rank 3": (multi_head(mask=causal_mask), {}, "causal"),
     "lengths": (multi_head(mask=lengths, unidirectional=1, mask_filter_value=-1e9), {}, "causal"),
+    "running sums": (multi_head(mask=running_sums, past=False, outputs=1, unidirectional=1), {"past": False}, "causal"),
+    "merged weights, length and start": (
+        merged(length_and_start(0), past=False, unidirectional=1),
+        {"past": False},
+        "causal",
+    ),
     "biased operands, scaled": (multi_head(CAUSAL, projection_bias=True, scale=0.2), {}, "causal"),
     "no past": (multi_head(CAUSAL, past=False, outputs=1), {"past": False}, "causal"),
     "merged weights": (merged(unidirectional=1), {"stacked": True}, "causal"),
@@ -211,6 +232,12 @@ REFUSED: dict[str, tuple[Layer, dict[str, Any], str, str]] = {
     "mask of rank 4": (merged(mask_of_rank_four), {"stacked": True}, "mask", "rank 4"),
     "rotates itself": (merged(do_rotary=1, unidirectional=1), {"stacked": True}, "fused", "rotates"),
     "one token a step": (one_token_a_step, {}, "fused", "DecoderMaskedMultiHeadAttention"),
+    "keys from the fourth on": (
+        merged(length_and_start(3), past=False, unidirectional=1),
+        {"past": False},
+        "score",
+        "scores pass a function",
+    ),
     "sparse": (sparse, {}, "mask", "SparseAttention"),
 }
 

@@ -134,6 +134,23 @@ def last_token_only(graph: onnx.GraphProto) -> None:
     last.input[0] = "last"
 
 
+def row_by_number_of_new_tokens(graph: onnx.GraphProto) -> None:
+    """A float that depends on how many tokens a step has: of a batch, on its companions. No type is stated for it."""
+    (last,) = [n for n in graph.node if "logits" in n.output]
+    rows = np.random.default_rng(1).standard_normal((64, d.WIDTH)).astype(np.float32)
+    graph.initializer.append(numpy_helper.from_array(rows, "rows"))
+    graph.initializer.append(numpy_helper.from_array(np.array(1, np.int64), "second"))
+    nodes = [
+        helper.make_node("Shape", ["input_ids"], ["sizes"]),
+        helper.make_node("Gather", ["sizes", "second"], ["count"]),
+        helper.make_node("Gather", ["rows", "count"], ["row"]),
+        helper.make_node("Add", [last.input[0], "row"], ["moved"], name="moved"),
+    ]
+    for node in nodes:
+        graph.node.insert(len(graph.node) - 1, node)
+    last.input[0] = "moved"
+
+
 @pytest.mark.parametrize(
     ("edit", "kind", "words"),
     [
@@ -149,6 +166,7 @@ def last_token_only(graph: onnx.GraphProto) -> None:
         (recurrent_layer, "state", "LSTM keeps a recurrent state"),
         (second_token_input, "interface", "several inputs look like tokens"),
         (whole_search, "search", "GreedySearch is a whole search"),
+        (row_by_number_of_new_tokens, "batch-global", "mixes the tokens of a batch"),
     ],
 )
 def test_refused_with_reason(edit: Edit, kind: str, words: str, tmp_path: Path) -> None:

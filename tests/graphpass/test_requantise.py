@@ -44,6 +44,7 @@ def product(form: str, opset: int) -> onnx.ModelProto:
         constants["ws"] = rng.random(N).astype(np.float32)
     quantise = helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"])
     scale = helper.make_node("Mul", ["s", "ws"], ["sws"])
+    taken_off = "" if form == "no zero point" else "z"
     nodes = {
         "fused": [
             helper.make_node("DynamicQuantizeMatMul", ["x", "w", "ws", "wz", "b"], ["y"], domain="com.microsoft")
@@ -58,7 +59,7 @@ def product(form: str, opset: int) -> onnx.ModelProto:
     }.get(form) or [
         quantise,
         scale,
-        helper.make_node("MatMulInteger", ["q", "w", "z", "wz"], ["i"]),
+        helper.make_node("MatMulInteger", ["q", "w", taken_off, "wz"], ["i"]),
         helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
         helper.make_node("Mul", ["f", "sws"], ["y"]),
     ]
@@ -72,7 +73,8 @@ def product(form: str, opset: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("opset", [13, 18])
 @pytest.mark.parametrize(
-    "form", ["signed weights", "unsigned weights", "zero point a column", "fused", "to float", "dequantised"]
+    "form",
+    ["signed weights", "unsigned weights", "zero point a column", "no zero point", "fused", "to float", "dequantised"],
 )
 def test_each_row_is_what_the_source_makes_of_it_alone(form: str, opset: int) -> None:
     source = product(form, opset)

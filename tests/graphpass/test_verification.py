@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import decoder as d
@@ -14,7 +16,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 from pagegraft.custom_ops.manifest import MANIFEST_FILE, file_digest
-from pagegraft.graphpass import ConvertOptions, VerificationError, convert, verify
+from pagegraft.graphpass import ConvertOptions, NotConvertible, VerificationError, convert, verify
+from pagegraft.graphpass.verify import Schedule, Verification, compare
 
 OPTIONS = ConvertOptions(max_positions=128)
 SLOPES = (0.5, 0.25, 0.125, 0.0625)
@@ -169,6 +172,45 @@ def test_what_passes_by_the_sources_noise_is_compared_attention_by_attention(
     wrong = altered(out, tmp_path / "wrong", attribute(2, "scale", lambda s: s * 1.01))
     with pytest.raises(VerificationError, match="layer 2"):
         verify(source, wrong, OPTIONS)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Logits that depend on the tokens before, off by `error`: a source, or what is packed."""
+
+    error: float = 0.0
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        return np.cumsum(np.array(tokens, np.float64))[:, None] % 7 * np.array([1.0, -1.0]) + self.error
+
+    def step(self, work: Sequence[tuple[int, Sequence[int]]]) -> list[np.ndarray]:
+        return [self.logits(tokens) for _, tokens in work]
+
+
+@pytest.mark.parametrize("error", [np.nan, np.inf])
+def test_a_source_that_overflows_when_nudged_excuses_nothing(error: float) -> None:
+    schedule = Schedule(((3, 1, 4, 1, 5),), (((0, 5),),))
+
+    def check(packed: Fixed) -> Verification:
+        return compare(Fixed(), packed, schedule, nudged=lambda: nullcontext(Fixed(error)))  # type: ignore[arg-type]
+
+    assert check(Fixed()).passed
+    assert not check(Fixed(1.0)).passed
+
+
+def test_what_is_paged_already_has_no_source_to_be_compared_with(
+    pairs: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    _, out = pairs["full"]
+    with pytest.raises(VerificationError, match="paged already"):
+        verify(out, out, OPTIONS)
+
+    def without_heads(graph: onnx.GraphProto) -> None:
+        node = attention(graph, 1)
+        node.attribute.remove(next(a for a in node.attribute if a.name == "num_heads"))
+
+    with pytest.raises(NotConvertible, match="lacks num_heads"):
+        convert(altered(out, tmp_path / "wrong", without_heads), tmp_path / "again", OPTIONS)
 
 
 def test_memory_that_files_occupy_counts_as_free() -> None:
