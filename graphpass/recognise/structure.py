@@ -15,8 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import NotConvertible
-from ..evaluate import HEAVY_ELEMENTS, Array, Unevaluable
+from ..evaluate import Array, Unevaluable
 from ..graph import is_constant, node_inputs
+from ..stand_ins import HEAVY_ELEMENTS
 from .positions import Boundary, cone_of, find_positions, packed_feeds
 from .probe import Probe, Size
 from .site import AttentionSite
