@@ -17,7 +17,19 @@ import onnxruntime as ort
 from onnx import helper
 from pagegraft.custom_ops import register, spec
 
-__all__ = ["Run", "Shape", "bound", "filled", "numbers", "paged", "paging", "small_chain"]
+__all__ = [
+    "Array",
+    "Run",
+    "Shape",
+    "bound",
+    "filled",
+    "numbers",
+    "paged",
+    "paged_output",
+    "paging",
+    "shuffled_table",
+    "small_chain",
+]
 
 Run = Callable[[], None]
 Array = np.ndarray[Any, Any]
@@ -150,14 +162,18 @@ def _packed(shape: Shape) -> dict[str, ort.OrtValue]:
     }
 
 
+def shuffled_table(shape: Shape) -> Array:
+    """The blocks of each sequence, a row each, in random order; depends on nothing but the number of blocks."""
+    width = -(-shape.total // shape.block_size)
+    return np.random.default_rng(1).permutation(shape.sequences * width).reshape(shape.sequences, width)
+
+
 def paging(shape: Shape) -> dict[str, ort.OrtValue]:
     """Lengths and a shuffled block table."""
-    width = -(-shape.total // shape.block_size)
-    table = np.random.default_rng(1).permutation(shape.sequences * width).reshape(shape.sequences, width)
     return {
         "cumulative_sequence_length": numbers(np.arange(shape.sequences + 1) * shape.new),
         "past_seqlens": numbers([shape.past] * shape.sequences),
-        "block_table": numbers(table),
+        "block_table": numbers(shuffled_table(shape)),
     }
 
 
@@ -181,15 +197,35 @@ def paged(shape: Shape, *, cache: str, threads: int) -> Run:
             inputs[f"{letter}_scale"] = scale
             if per_token:
                 outputs[f"{letter}_scale_out"] = scale
+    return bound([_paged_node(inputs, outputs, attributes)], inputs, outputs, threads)
+
+
+def paged_output(shape: Shape, packed: Mapping[str, Array], caches: Mapping[str, Array]) -> Array:
+    """Our op's output on float32 `query`, `key` and `value` [tokens, heads * head size] of one step.
+
+    `key_cache` and `value_cache` [blocks, block size, KV heads, head size] are updated in place.
+    """
+    inputs = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in {**packed, **caches}.items()}
+    inputs |= paging(shape)
+    output = np.empty_like(packed["query"])
+    outputs: dict[str, ort.OrtValue | int] = {"output": ort.OrtValue.ortvalue_from_numpy(output)}
+    outputs |= {f"{name}_out": inputs[name] for name in caches}
+    attributes = {"num_heads": shape.heads, "kv_num_heads": shape.kv_heads}
+    bound([_paged_node(inputs, outputs, attributes)], inputs, outputs, threads=1)()
+    return output
+
+
+def _paged_node(
+    inputs: Mapping[str, ort.OrtValue], outputs: Mapping[str, ort.OrtValue | int], attributes: Mapping[str, Any]
+) -> onnx.NodeProto:
     by_index = {int(p.index): p.name for p in spec.OUTPUTS if p.name in outputs}
-    node = helper.make_node(
+    return helper.make_node(
         spec.OP_TYPE,
         [p.name if p.name in inputs else "" for p in spec.INPUTS],
         [by_index.get(i, "") for i in range(max(by_index) + 1)],
         domain=spec.PAGEGRAFT_DOMAIN,
         **attributes,
     )
-    return bound([node], inputs, outputs, threads)
 
 
 def small_chain(layers: int, *, threads: int) -> Run:

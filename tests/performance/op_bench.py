@@ -6,6 +6,9 @@
 Every figure is a median over rounds in which all contenders take turns, so that a busy machine slows all of them alike;
 compare within one run only. Bandwidth is measured by reading memory of the same kind as the caches, the arithmetic peak
 by independent multiply-adds (machine.cc, compiled here with -march=native).
+
+OpenVINO's paged attention takes part where openvino 2026.4 is installed (the `bench` extra has it); it is the one other
+paged attention for CPU in a library. Its results are checked against ours before it is timed.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 
@@ -35,6 +38,7 @@ from pagegraft.custom_ops import library_path
 
 Run = Callable[[], None]
 _SPINNING_SECONDS = 0.03
+_OPENVINO = "2026.4."
 Figures = dict[str, float]
 
 
@@ -55,6 +59,24 @@ def medians(contenders: Mapping[str, Run], rounds: int) -> dict[str, float]:
     return {name: median(values) for name, values in times.items()}
 
 
+def openvino(shape: Shape, caches: Mapping[str, str], threads: int) -> dict[str, Run]:
+    """OpenVINO's paged attention on caches of the types given by contender; none where its wheel is not installed."""
+    if openvino_missing():
+        return {}
+    from openvino_attention import openvino_attention
+
+    return {name: openvino_attention(shape, cache=cache, threads=threads) for name, cache in caches.items()}
+
+
+def openvino_missing() -> str:
+    """Why OpenVINO takes no part; empty if it does. Its op's inputs differ from release to release."""
+    try:
+        installed = version("openvino")
+    except PackageNotFoundError:
+        return "it is not installed"
+    return "" if installed.startswith(_OPENVINO) else f"{installed} is installed instead of {_OPENVINO}"
+
+
 def decode(machine: Machine, threads: int, rounds: int) -> Figures:
     """8 sequences of 4096 tokens, 32 query and 8 KV heads of 128: by cache type and block size, against the stream."""
     shape = Shape(sequences=8, past=4095, new=1, heads=32, kv_heads=8, head_size=128, block_size=16)
@@ -62,12 +84,14 @@ def decode(machine: Machine, threads: int, rounds: int) -> Figures:
     contenders: dict[str, Run] = {t: paged(shape, cache=t, threads=threads) for t in types}
     contenders["float32_block128"] = paged(shape.with_block(128), cache="float32", threads=threads)
     stream = machine.reader(shape.kv_bytes("float32"), threads)
-    t = medians({**contenders, "stream": stream}, rounds)
+    theirs = openvino(shape, {f"openvino_{name}": name for name in ("float32", "float16", "int8")}, threads)
+    t = medians({**contenders, **theirs, "stream": stream}, rounds)
     figures = {f"decode_{name}_tokens_per_s": shape.sequences / t[name] for name in contenders}
     figures |= {f"decode_{name}_gb_per_s": shape.kv_bytes(name) / t[name] / 1e9 for name in types}
     figures["stream_gb_per_s"] = shape.kv_bytes("float32") / t["stream"] / 1e9
     figures["decode_float32_of_stream"] = t["stream"] / t["float32"]
     figures |= {f"decode_{name}_speedup_over_float32": t["float32"] / t[name] for name in types[1:]}
+    figures |= {f"decode_op_over_{name}": t[name] / t[name.removeprefix("openvino_")] for name in theirs}
     figures["decode_block16_over_block128"] = t["float32"] / t["float32_block128"]
     return figures
 
@@ -112,7 +136,7 @@ def prefill(machine: Machine, threads: int, rounds: int) -> Figures:
 
 
 def published(machine: Machine, threads: int, rounds: int) -> Figures:
-    """Context 2048, 8 sequences, 32 heads of 128, 32 or 8 KV heads: against contiguous caches in onnxruntime."""
+    """Context 2048, 8 sequences, 32 heads of 128, 32 or 8 KV heads: against contiguous caches, and OpenVINO's paged."""
     figures: Figures = {}
     for kv_heads in (32, 8):
         shape = Shape(sequences=8, past=2047, new=1, heads=32, kv_heads=kv_heads, head_size=128, block_size=16)
@@ -124,6 +148,7 @@ def published(machine: Machine, threads: int, rounds: int) -> Figures:
             "attention_23": attention_23(shape, threads=threads),
             "stream": machine.reader(shape.kv_bytes("float32"), threads),
         }
+        contenders |= openvino(shape, {"openvino": "float32"}, threads)
         sdpa = torch_sdpa(shape, threads=threads)
         if sdpa is not None:
             contenders["torch_sdpa"] = sdpa
@@ -172,6 +197,8 @@ def main() -> int:
     parser.add_argument("--json", help="write the figures as JSON to this file, - for standard output")
     parser.add_argument("--table", action="store_true", help="say above the table what it was measured on")
     options = parser.parse_args()
+    if reason := openvino_missing():
+        print(f"OpenVINO is left out: {reason}", file=sys.stderr)
     machine = Machine()
     figures: Figures = {}
     for name in options.only.split(","):
