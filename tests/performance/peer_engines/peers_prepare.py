@@ -41,12 +41,15 @@ def prepare(folder: Path) -> None:
     for link, target in (("export", export), ("source.gguf", gguf)):
         if not (models / link).exists():
             (models / link).symlink_to(target.resolve())
-    _once(models / "paged", lambda target: _run([*_PAGEGRAFT, "convert", str(models / "export"), str(target)]))
+    _once(models / "paged", lambda target: _convert(models / "export", target))
     _once(models / "transformers", lambda target: write_safetensors(gguf, folder / SOURCE_NAME, target))
     for kind in ("F32", "F16", "BF16"):
         _once(models / f"model-{kind.lower()}.gguf", lambda target, kind=kind: write_gguf(gguf, target, kind))
     source = str(models / "transformers")
-    _once(models / "genai-fp32", lambda target: _to_genai(folder, source, target, "fp32"))
+    for kind in ("fp32", "int4"):
+        made = models / f"genai-{kind}"
+        _once(made, lambda target, kind=kind: _to_genai(folder, source, target, kind))
+        _once(models / f"paged-genai-{kind}", lambda target, made=made: _convert(made, target))
 
 
 _PAGEGRAFT = [sys.executable, "-c", "from pagegraft.custom_ops.main import main; main()"]
@@ -70,6 +73,10 @@ def _install(target: Path, packages: Sequence[str]) -> None:
     venv.create(target, with_pip=True)
     environment = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON"}
     _run([str(target / "bin/pip"), "install", "--quiet", "numpy", *packages], environment)
+
+
+def _convert(source: Path, target: Path) -> None:
+    _run([*_PAGEGRAFT, "convert", str(source), str(target)])
 
 
 def _to_genai(folder: Path, source: str, target: Path, kind: str) -> None:
