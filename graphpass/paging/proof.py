@@ -24,6 +24,8 @@ __all__ = ["Context", "prove"]
 
 #: What an input that tells where to write can mean, beside lengths.
 _SLOT_ROLES = ("slots", "slot page", "slot offset")
+#: The most inputs, beside a table, of which every combination of meanings is tried.
+_MOST_ADDRESSING = 2
 _BASE = 256  # digits that float16 holds exactly
 
 
@@ -94,6 +96,14 @@ def _meanings(probe: PageProbe, write: Write, read: Read) -> Iterator[dict[ir.Va
     """Possible roles of the integer inputs that address a pool: one is the table, the others tell where to write."""
     writing = [v for v in sources_of([write.indices]) if v in probe.integers]
     addressing = list(dict.fromkeys((*read.tables, *writing)))
+    if len(addressing) - bool(read.tables) > _MOST_ADDRESSING:
+        raise NotConvertible(
+            f"{len(addressing)} inputs address the pool '{write.pool.name}': "
+            f"{', '.join(v.name or '' for v in addressing)}",
+            write.node.name or "",
+            f"beside a table of pages, up to {_MOST_ADDRESSING} inputs may say where rows are written",
+            kind="pages",
+        )
     for table in read.tables or (None,):
         others = [v for v in addressing if v is not table]
         for chosen in itertools.product((*_SLOT_ROLES, *LENGTH_ROLES), repeat=len(others)):

@@ -26,6 +26,10 @@ from .structure import PageStructure, find_structure
 __all__ = ["spell_out_pages"]
 
 
+#: The most read inputs whose meaning only the mask shows: the model is analysed under each of their meanings.
+_MOST_UNDECIDED = 2
+
+
 @dataclass(frozen=True)
 class _Paged:
     """One pool with its proven context."""
@@ -52,6 +56,13 @@ def spell_out_pages(model: ir.Model) -> None:
     if len(pages) != 1:
         raise NotConvertible(f"pools with pages of different lengths {sorted(pages)}", kind="pages")
     structure = find_structure(probe, [p.context for p in found])
+    interface = _interface(probe, found, pages.pop())
+    _rewrite(model, probe, found, structure)
+    model.graph.meta[META_KEY] = interface
+
+
+def _interface(probe: PageProbe, found: list[_Paged], page: int) -> PagedInterface:
+    """What the model's inputs mean. Raises NotConvertible when layers disagree, or too little shows it."""
     roles = dict(found[0].context.roles)
     for paged in found:
         if any(roles.get(name, role) != role for name, role in paged.context.roles.items()):
@@ -61,14 +72,21 @@ def spell_out_pages(model: ir.Model) -> None:
                 kind="pages",
             )
         roles.update(paged.context.roles)
-    interface = PagedInterface(
-        page=pages.pop(),
+    roles.update({value: "total" for value in probe.integers if not value.uses()})  # whatever they are fed
+    undecided = [value for value in probe.integers if value not in roles]
+    if len(undecided) > _MOST_UNDECIDED:
+        raise NotConvertible(
+            f"no page shows what these inputs mean: {', '.join(v.name or '' for v in undecided)}",
+            next(user.name or "" for user, _ in undecided[0].uses()),
+            f"beside tables and slots, up to {_MOST_UNDECIDED} inputs may count tokens",
+            kind="pages",
+        )
+    return PagedInterface(
+        page=page,
         pools=tuple(_pool(p) for p in found),
         roles={value.name or "": role for value, role in roles.items()},
-        undecided=tuple(v.name or "" for v in probe.integers if v not in roles),
+        undecided=tuple(value.name or "" for value in undecided),
     )
-    _rewrite(model, probe, found, structure)
-    model.graph.meta[META_KEY] = interface
 
 
 def _refuse_other_states(graph: ir.Graph, writes: list[Write]) -> None:

@@ -141,3 +141,49 @@ def test_attention_over_all_of_the_context_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotConvertible, match="in its future") as failure:
         convert(source, tmp_path / "out", OPTIONS)
     assert failure.value.kind == "mask"
+
+
+def added_at_the_end(g: onnx.GraphProto, name: str) -> None:
+    """Adds an input to the hidden states in front of the logits."""
+    (last,) = [n for n in g.node if "logits" in n.output]
+    for node in (
+        helper.make_node("Cast", [name], [f"{name}_float"], to=TensorProto.FLOAT),
+        helper.make_node("Add", [last.input[0], f"{name}_float"], [f"{name}_added"], name=f"{name}_added"),
+    ):
+        g.node.insert(len(g.node) - 1, node)
+    last.input[0] = f"{name}_added"
+
+
+def moves_the_slots(g: onnx.GraphProto, name: str) -> None:
+    """Adds an input to the slots."""
+    for node in g.node:
+        node.input[:] = [f"{name}_slots" if x == "slots" else x for x in node.input]
+    g.node.insert(0, helper.make_node("Add", ["slots", name], [f"{name}_slots"]))
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [(added_at_the_end, "no page shows what these inputs mean"), (moves_the_slots, "inputs address the pool")],
+)
+def test_more_inputs_than_meanings_can_be_tried_for_are_refused(edit: Any, words: str, tmp_path: Path) -> None:
+    """Every combination of meanings is tried, and each takes a look at the whole model: many would take for ever."""
+    source = PagedDecoder().save(tmp_path / "source")
+    model = onnx.load(source / "model.onnx")
+    for index in range(7):
+        model.graph.input.append(helper.make_tensor_value_info(f"extra_{index}", TensorProto.INT64, [1]))
+        edit(model.graph, f"extra_{index}")
+    onnx.save(model, source / "model.onnx")
+    with pytest.raises(NotConvertible, match=words) as failure:
+        convert(source, tmp_path / "out", OPTIONS)
+    assert failure.value.kind == "pages"
+    assert failure.value.node
+    assert failure.value.hint
+
+
+def test_an_input_that_nothing_reads_needs_no_meaning(tmp_path: Path) -> None:
+    source = PagedDecoder().save(tmp_path / "source")
+    model = onnx.load(source / "model.onnx")
+    for index in range(4):
+        model.graph.input.append(helper.make_tensor_value_info(f"extra_{index}", TensorProto.INT64, [1]))
+    onnx.save(model, source / "model.onnx")
+    assert convert(source, tmp_path / "out", OPTIONS).verification["verified"]
