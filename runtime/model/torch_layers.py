@@ -53,6 +53,23 @@ def _skip_layer(node: Node, inputs: Inputs) -> Outputs:
     return _sum_outputs(node, _layer(node, total, inputs[2], beta, node.get("epsilon", 1e-12)), total)
 
 
+def _embed_layer(node: Node, inputs: Inputs) -> Outputs:
+    """Sum of word, position and segment embeddings, normed; a mask's lengths, the second output, nobody reads."""
+    tokens, segments, words, places, parts, gamma, beta, _, positions = (*inputs, *[None] * 9)[:9]
+    if positions is None:
+        positions = node.torch.arange(tokens.shape[-1], device=tokens.device)
+    total = words[tokens.long()] + places[positions.long()]
+    if segments is not None and parts is not None:
+        total = total + parts[segments.long()]
+    normed = _layer(node, total, gamma, beta, node.get("epsilon", 1e-12))
+    return (normed, None, total)[: len(node.outputs)]
+
+
+def _fast_gelu(node: Node, inputs: Inputs) -> Outputs:
+    x = inputs[0] if len(inputs) < 2 or inputs[1] is None else inputs[0] + inputs[1]
+    return (node.torch.nn.functional.gelu(x, approximate="tanh"),)
+
+
 def _gelu(node: Node, inputs: Inputs) -> Outputs:
     return (node.torch.nn.functional.gelu(inputs[0], approximate=node.get("approximate", "none")),)
 
@@ -152,6 +169,8 @@ OPERATORS["", "RMSNormalization"] = _simplified_layer_norm
 OPERATORS["", "LayerNormalization"] = _layer_norm
 OPERATORS[MICROSOFT_DOMAIN, "SkipSimplifiedLayerNormalization"] = _skip_simplified
 OPERATORS[MICROSOFT_DOMAIN, "SkipLayerNormalization"] = _skip_layer
+OPERATORS[MICROSOFT_DOMAIN, "EmbedLayerNormalization"] = _embed_layer
+OPERATORS[MICROSOFT_DOMAIN, "FastGelu"] = _fast_gelu
 OPERATORS["", "Softmax"] = _softmax
 OPERATORS["", "Clip"] = _clip
 OPERATORS["", "Gemm"] = _gemm

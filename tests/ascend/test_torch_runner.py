@@ -102,8 +102,9 @@ def test_logits_are_onnxruntime_s(folders: Path, name: str) -> None:
     manifest = Manifest.load(folder)
     want = _steps(OnnxRunner(folder, manifest, num_threads=1), manifest)
     got = _steps(TorchRunner(folder, manifest, num_threads=1), manifest)
+    tolerance = 2e-4 if manifest.compute_dtype == "float32" else 1e-2  # one step of float16 in a logit is 1e-3 of them
     for a, b in zip(got, want, strict=True):
-        assert np.abs(a - b).max() <= 2e-4 * b.std()
+        assert np.abs(a - b).max() <= tolerance * b.std()
 
 
 def _on_emulated_cores(device: Device) -> Operator:
