@@ -25,6 +25,14 @@ bool has_avx512() {
 #endif
 }
 
+bool has_avx512vbmi() {
+#if defined(__x86_64__) || defined(__i386__)
+  return has_avx512() && __builtin_cpu_supports("avx512vbmi");
+#else
+  return false;
+#endif
+}
+
 struct Choice {
   const Isa* isa = nullptr;
   const char* name = "naive";
@@ -32,8 +40,8 @@ struct Choice {
 };
 
 Choice choose() {
-  const Isa* usable[] = {has_avx512() ? avx512_isa() : nullptr, has_avx2() ? avx2_isa() : nullptr, neon_isa(),
-                         scalar_isa()};
+  const Isa* usable[] = {has_avx512vbmi() ? avx512vbmi_isa() : nullptr, has_avx512() ? avx512_isa() : nullptr,
+                         has_avx2() ? avx2_isa() : nullptr, neon_isa(), scalar_isa()};
   const char* wanted = std::getenv("PAGEGRAFT_ISA");
   Choice choice;
   if (wanted != nullptr && std::strcmp(wanted, "naive") == 0) return choice;

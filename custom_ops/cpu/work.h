@@ -80,6 +80,7 @@ class Scratch {
 const Isa* scalar_isa();
 const Isa* avx2_isa();    // null where it was not compiled
 const Isa* avx512_isa();
+const Isa* avx512vbmi_isa();
 const Isa* neon_isa();
 
 // The instruction set of this process; null for the naive kernel.

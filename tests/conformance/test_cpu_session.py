@@ -136,7 +136,7 @@ def test_results_are_the_same_every_time(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ["naive", "scalar", "avx2", "avx512", "neon"])
+@pytest.mark.parametrize("isa", ["naive", "scalar", "avx2", "avx512", "avx512vbmi", "neon"])
 def test_every_instruction_set_passes(isa: str) -> None:
     """PAGEGRAFT_ISA chooses one of those that the processor and the build have; the choice holds for a process."""
     command = [sys.executable, "-c", "from pagegraft.custom_ops.main import main; main()", "conformance"]

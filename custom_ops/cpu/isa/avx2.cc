@@ -14,6 +14,7 @@ struct Simd {
   static constexpr int kTileKeys = 6;
   static constexpr int kTileRows = 4;
   static constexpr int kFewVectors = 2;
+  static constexpr bool kFours = false;
 
   static F load(const float* p) { return _mm256_loadu_ps(p); }
   static void store(float* p, F x) { _mm256_storeu_ps(p, x); }

@@ -40,6 +40,7 @@ FewRows prepare_few(const Step& step, const Group& group, std::int64_t tile, Scr
         const std::int64_t row = g * few.rows + t * few.heads_per_kv + h;
         const std::int64_t head = (group.first_head + g) * few.heads_per_kv + h;
         load_query(step, group.first_token + t, head, angles, few.query + row * few.q_stride);
+        arrange(step, step.sizes.D, few.query + row * few.q_stride, false);
       }
     }
   }
@@ -77,12 +78,13 @@ void few_piece(const Step& step, const Group& group, const FewRows& few, const P
   }
 }
 
-// The states as leave_rows takes them: one maximum and one total a row, side by side.
-void gather_states(const Group& group, const FewRows& few) {
+// The states as leave_rows takes them: one maximum and one total a row, side by side, and sums in the order of channels.
+void gather_states(const Step& step, const Group& group, const FewRows& few) {
   for (std::int64_t i = 0; i < group.heads; ++i) {
     for (std::int64_t r = 0; r < few.rows; ++r) few.max[i * few.rows + r] = few.max[i * few.state_stride + r];
   }
   for (std::int64_t r = 0; r < few.all; ++r) few.total[r] = Simd::reduce_add(Simd::load(few.total + r * W));
+  for (std::int64_t r = 0; r < few.all; ++r) arrange(step, step.sizes.Dv, few.sums + r * few.v_stride, true);
 }
 
 // Fetches a range's first tile, which no tile before it does, while the query rows are prepared.
@@ -113,7 +115,7 @@ void attend_few(const Step& step, const Group& group, const Unit& unit, float* p
                                        to < tile.count ? end_of(to) : to);
     }
   });
-  gather_states(group, few);
+  gather_states(step, group, few);
   leave_rows(step, group, few.max, few.total, few.sums, few.v_stride, partial);
 }
 

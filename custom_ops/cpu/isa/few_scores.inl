@@ -26,6 +26,22 @@ inline void dot_block(const float* query, std::int64_t q_stride, const std::uint
     }
   };
   std::int64_t d = 0;
+  if constexpr (kInFours<kType>) {
+    for (; d + 4 * W <= D; d += 4 * W) {
+#pragma GCC unroll 16
+      for (int k = 0; k < kKeys; ++k) {
+        ahead.fetch<stored_bytes<kType>(4 * W)>();
+        F key[4];
+        load_vectors<kType, 4>(rows[k] + stored_bytes<kType>(d), key);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+          F& sum = sums[r * kKeys + k];
+#pragma GCC unroll 4
+          for (int v = 0; v < 4; ++v) sum = Simd::fma(Simd::load(query + r * q_stride + d + v * W), key[v], sum);
+        }
+      }
+    }
+  }
   for (; d + W <= D; d += W) {
     ahead.fetch<kBytes>();
     step(d, [&](const std::uint8_t* row) { return load_stored<kType>(row + stored_bytes<kType>(d)); });

@@ -38,6 +38,29 @@ struct FewRows {
   }
 };
 
+// Which element of a stored row of n lies at index i of a query row or of a row of sums.
+template <class S = Simd>
+inline std::int64_t element_at(const Step& step, std::int64_t i, std::int64_t n) {
+  if constexpr (S::kFours) {
+    constexpr std::int64_t kFour = 4 * W;
+    if (step.kv.key.type == Type::kInt4 && i < n / kFour * kFour) return i / kFour * kFour + S::four_int4(i % kFour);
+  }
+  return i;
+}
+
+// Brings a row of n floats into that order, or back out of it.
+inline void arrange(const Step& step, std::int64_t n, float* row, bool back) {
+  if (!Simd::kFours || step.kv.key.type != Type::kInt4) return;
+  float four[4 * W];
+  for (std::int64_t from = 0; from + 4 * W <= n; from += 4 * W) {
+    std::memcpy(four, row + from, sizeof(four));
+    for (std::int64_t i = 0; i < 4 * W; ++i) {
+      const std::int64_t e = element_at(step, i, 4 * W);
+      row[from + (back ? e : i)] = four[back ? i : e];
+    }
+  }
+}
+
 // Walks over rows of the next tile in the order of memory.
 struct Cursor {
   const std::uint8_t* const* rows = nullptr;

@@ -20,8 +20,7 @@ inline void weigh_block(const FewRows& few, const float* weights, const float* f
   for (std::int64_t j = 0; j < count; ++j) {
     ahead.fetch<kBytes>();
     F value[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) value[v] = load_stored<kType>(values[j] + offset + stored_bytes<kType>(v * W));
+    load_vectors<kType, kVectors>(values[j] + offset, value);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const F p = Simd::set1(weights[r * few.score_stride + j]);
@@ -96,7 +95,9 @@ void weigh_strictly(const Step& step, const FewRows& few, const Piece& piece, st
       if (!piece.tile->sees(few.limits[r], j)) continue;
       const float p = few.scores[r * few.score_stride + j - piece.from];
       const std::uint8_t* row = piece.tile->value[j] + g * step.kv.value.head_stride;
-      for (std::int64_t i = 0; i < step.sizes.Dv; ++i) target[i] += p * stored_value(step.kv.value.type, row, i);
+      for (std::int64_t i = 0; i < step.sizes.Dv; ++i) {
+        target[i] += p * stored_value(step.kv.value.type, row, element_at(step, i, step.sizes.Dv));
+      }
     }
   }
 }

@@ -14,6 +14,7 @@ struct Simd {
   static constexpr int kTileKeys = 8;
   static constexpr int kTileRows = 8;
   static constexpr int kFewVectors = 4;
+  static constexpr bool kFours = false;
 
   static F load(const float* p) { return vld1q_f32(p); }
   static void store(float* p, F x) { vst1q_f32(p, x); }

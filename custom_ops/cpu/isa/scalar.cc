@@ -14,6 +14,7 @@ struct Simd {
   static constexpr int kTileKeys = 2;
   static constexpr int kTileRows = 2;
   static constexpr int kFewVectors = 2;
+  static constexpr bool kFours = false;
 
   template <class Op>
   static F map(Op op) {

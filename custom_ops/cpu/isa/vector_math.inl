@@ -28,6 +28,22 @@ inline F load_stored(const std::uint8_t* p) {
   if constexpr (kType == Type::kInt4) return Simd::load_int4(p);
 }
 
+// Whether the few-rows loops load this type by fours of vectors, where whole ones are left of a row.
+template <Type kType>
+constexpr bool kInFours = Simd::kFours && (kType == Type::kFloat8 || kType == Type::kInt4);
+
+// The next kVectors vectors. A four of int4 comes in the order of Simd::four_int4.
+template <Type kType, int kVectors, class S = Simd>
+inline void load_vectors(const std::uint8_t* p, F* out) {
+  if constexpr (kInFours<kType> && kVectors == 4) {
+    if constexpr (kType == Type::kFloat8) S::load_four_float8(p, out);
+    if constexpr (kType == Type::kInt4) S::load_four_int4(p, out);
+  } else {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) out[v] = load_stored<kType>(p + stored_bytes<kType>(v * W));
+  }
+}
+
 // The last n < W elements of a row; nothing behind the row's end is read. Lanes from n on hold a finite value.
 template <Type kType>
 inline F load_tail(const std::uint8_t* p, std::int64_t n) {

@@ -21,7 +21,7 @@ def test_contract_header_is_what_the_contract_says() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512", "avx512vbmi"])
 def test_leaf_has_no_symbols_that_a_linker_may_merge(isa: str, tmp_path: Path) -> None:
     objects = sorted(ROOT.glob(f"build/*/custom_ops/cpu/CMakeFiles/pagegraft_ops.dir/isa/{isa}.cc.o"))
     if not objects or shutil.which("nm") is None:

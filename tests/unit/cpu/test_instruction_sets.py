@@ -13,7 +13,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-ISAS = ("avx512", "avx2", "neon", "scalar", "naive")
+ISAS = ("avx512vbmi", "avx512", "avx2", "neon", "scalar", "naive")
 
 
 def run_probe(isa: str) -> list[str]:
