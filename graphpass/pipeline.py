@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from .passes import Analysis, analyse, rewrite
 from .report import Refusal, Report, describe
 from .requantise_effect import requantise_effect
 from .rewrite.targets import target_notes
-from .slices import source_slices, verify_slices
+from .slices import LayerOracle, source_slices, verify_slices
 from .source_facts import longest_context, read_json, stretch_length, too_large_to_run, verification_length
 from .texts import bundled_text
 from .verify import Verification, accuracy_key, compare, make_schedule
@@ -97,15 +97,7 @@ def convert(
         progress("writing the converted model")
         files = write_model(model, found, folder, link=options.link)
         manifest = _manifest(found, folder, files, analysis, layers, options)
-        verification: dict[str, Any] = {"verified": False, "reason": "not wanted"}
-        if options.verify:
-            if oracles:
-                checked = verify_slices(oracles, folder, manifest, accuracy=analysis.accuracy, progress=progress)
-            else:
-                checked = _verify(found, folder, manifest, analysis, options, progress).to_dict()
-                if analysis.requantised:
-                    checked["requantised"] = requantise_effect(found, analysis, folder, progress=progress)
-            verification = {"verified": True, **checked}
+        verification = _verification(found, folder, manifest, analysis, options, oracles, progress)
         if request is not None:
             manifest, verification["kv_cache"] = _change_caches(
                 found,
@@ -130,6 +122,30 @@ def convert(
         inputs_after=tuple(v.name or "" for v in model.graph.inputs),
         verification=verification,
     )
+
+
+def _verification(
+    source: Source,
+    folder: Path,
+    manifest: names.Manifest,
+    analysis: Analysis,
+    options: ConvertOptions,
+    oracles: Sequence[LayerOracle],
+    progress: Progress,
+) -> dict[str, Any]:
+    """What the manifest says of a new conversion's verification: by slices when there are `oracles`, else as a whole.
+
+    Raises VerificationError.
+    """
+    if not options.verify:
+        return {"verified": False, "reason": "not wanted"}
+    if oracles:
+        checked = verify_slices(oracles, folder, manifest, accuracy=analysis.accuracy, progress=progress)
+        return {"verified": True, **checked}
+    checked = _verify(source, folder, manifest, analysis, options, progress).to_dict()
+    if analysis.requantised:
+        checked["requantised"] = requantise_effect(source, analysis, folder, progress=progress)
+    return {"verified": True, **checked}
 
 
 @contextmanager
