@@ -7,8 +7,8 @@ Every figure is a median over rounds in which all contenders take turns, so that
 compare within one run only. Bandwidth is measured by reading memory of the same kind as the caches, the arithmetic peak
 by independent multiply-adds (machine.cc, compiled here with -march=native).
 
-OpenVINO's paged attention takes part where openvino 2026.4 is installed (the `op-bench` extra has it); it is the one other
-paged attention for CPU in a library. Its results are checked against ours before it is timed.
+OpenVINO's paged attention takes part where openvino 2026.4 is installed (the `op-bench` extra has it); it is the one
+other paged attention for CPU in a library. Its results are checked against ours before it is timed.
 """
 
 from __future__ import annotations
