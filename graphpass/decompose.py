@@ -12,19 +12,18 @@ import numpy as np
 import onnx_ir as ir
 
 from .errors import NotConvertible
+from .graph import integer, number, optional_input
 from .rewrite.builder import Builder
 
 __all__ = [
     "FORM_KEY",
+    "appended",
     "decompose_attention",
-    "integer",
     "mixed",
-    "number",
     "numbered",
-    "optional_input",
     "refuse_used_scores",
     "ruled",
-    "score_scale",
+    "scaled_scores",
     "split_heads",
     "take_over",
 ]
@@ -40,21 +39,6 @@ def decompose_attention(model: ir.Model) -> None:
         builder = Builder(model.graph, "attention")
         for node in nodes:
             _decompose(builder, node)
-
-
-def integer(node: ir.Node, name: str, default: int = 0) -> int:
-    """An integer attribute, or its default."""
-    return node.attributes[name].as_int() if name in node.attributes else default
-
-
-def number(node: ir.Node, name: str, default: float = 0.0) -> float:
-    """A float attribute, or its default."""
-    return node.attributes[name].as_float() if name in node.attributes else default
-
-
-def optional_input(node: ir.Node, index: int) -> ir.Value | None:
-    """An input, or None where it is left out."""
-    return node.inputs[index] if index < len(node.inputs) else None
 
 
 #: Attributes that are spelled out; another one could change the meaning unseen.
@@ -82,8 +66,7 @@ def _decompose(builder: Builder, node: ir.Node) -> None:
         )
     past_key, past_value = optional_input(node, 4), optional_input(node, 5)
     if past_key is not None and past_value is not None:
-        key = builder.node("Concat", [past_key, key], {"axis": 2})[0]
-        value = builder.node("Concat", [past_value, value], {"axis": 2})[0]
+        key, value = appended(builder, past_key, key), appended(builder, past_value, value)
         take_over(node, 1, key)
         take_over(node, 2, value)
     if flat and heads != groups:
@@ -101,9 +84,8 @@ def _attend(
 ) -> ir.Value:
     query, key, value = operands
     kind = (query.dtype or value.dtype or ir.DataType.FLOAT).numpy()
-    scores = builder.node("MatMul", [query, builder.transpose(key, (0, 1, 3, 2))])[0]
     stated = number(node, "scale") if "scale" in node.attributes else None
-    scores = builder.node("Mul", [scores, score_scale(builder, stated, query, kind)])[0]
+    scores = scaled_scores(builder, query, key, stated, kind)
     softcap = number(node, "softcap")
     if softcap:
         cap = builder.constant(np.array(softcap, kind))
@@ -140,7 +122,20 @@ def mixed(builder: Builder, scores: ir.Value, value: ir.Value, *, name: str, for
     return builder.node("MatMul", [softmax, value])[0]
 
 
-def score_scale(builder: Builder, stated: float | None, query: ir.Value, kind: np.dtype[Any]) -> ir.Value:
+def appended(builder: Builder, past: ir.Value, new: ir.Value) -> ir.Value:
+    """`[batch, heads, past + tokens, size]`."""
+    return builder.node("Concat", [past, new], {"axis": 2})[0]
+
+
+def scaled_scores(
+    builder: Builder, query: ir.Value, key: ir.Value, stated: float | None, kind: np.dtype[Any]
+) -> ir.Value:
+    """Products of queries and keys `[batch, heads, tokens, size]`, times the stated scale or the default."""
+    scores = builder.node("MatMul", [query, builder.transpose(key, (0, 1, 3, 2))])[0]
+    return builder.node("Mul", [scores, _score_scale(builder, stated, query, kind)])[0]
+
+
+def _score_scale(builder: Builder, stated: float | None, query: ir.Value, kind: np.dtype[Any]) -> ir.Value:
     """The stated scale, or one over the root of the head size, which may be known at run time only."""
     if stated is not None:
         return builder.constant(np.array(stated, kind))

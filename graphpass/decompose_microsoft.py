@@ -12,25 +12,24 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from pagegraft.custom_ops.spec import MICROSOFT_DOMAIN
 
 from .decompose import (
-    integer,
+    appended,
     mixed,
-    number,
     numbered,
-    optional_input,
     refuse_used_scores,
     ruled,
-    score_scale,
+    scaled_scores,
     split_heads,
     take_over,
 )
 from .errors import NotConvertible
+from .graph import integer, number, optional_input
 from .rewrite.builder import Builder
 
 __all__ = ["decompose_microsoft_attention"]
 
-DOMAIN = "com.microsoft"
 _END = 1 << 40
 
 
@@ -40,7 +39,7 @@ def decompose_microsoft_attention(model: ir.Model) -> None:
     Raises NotConvertible for what such a node can say and a paged attention cannot.
     """
     spellers = {"MultiHeadAttention": _multi_head, "Attention": _merged_weights}
-    nodes = [n for n in model.graph if n.domain == DOMAIN and n.op_type in spellers]
+    nodes = [n for n in model.graph if n.domain == MICROSOFT_DOMAIN and n.op_type in spellers]
     if nodes:
         builder = Builder(model.graph, "attention")
         for node in nodes:
@@ -64,8 +63,10 @@ def _multi_head(builder: Builder, node: ir.Node) -> None:
     _refuse(node, attributes=("num_heads", "scale", "mask_filter_value", "unidirectional"))
     _refuse_inputs(
         node,
-        {8: ("past_sequence_length", "export without a buffer shared by past and present")},
-        {9: ("cache_indirection", "beams are paged by the runtime: export the decoder without beam search")},
+        {
+            8: ("past_sequence_length", "export without a buffer shared by past and present"),
+            9: ("cache_indirection", "beams are paged by the runtime: export the decoder without beam search"),
+        },
     )
     refuse_used_scores(node)
     heads, bias = integer(node, "num_heads"), optional_input(node, 3)
@@ -77,8 +78,8 @@ def _multi_head(builder: Builder, node: ir.Node) -> None:
     )
     past_key, past_value = optional_input(node, 6), optional_input(node, 7)
     if past_key is not None and past_value is not None:
-        key_BHTD = builder.node("Concat", [past_key, key_BHTD], {"axis": 2})[0]
-        value_BHTD = builder.node("Concat", [past_value, value_BHTD], {"axis": 2})[0]
+        key_BHTD = appended(builder, past_key, key_BHTD)
+        value_BHTD = appended(builder, past_value, value_BHTD)
     take_over(node, 1, key_BHTD)
     take_over(node, 2, value_BHTD)
     parts = _Parts(
@@ -128,8 +129,7 @@ def _merged_weights(builder: Builder, node: ir.Node) -> None:
         past_key, past_value = (
             builder.node("Gather", [past, builder.constant(np.array(i, np.int64))], {"axis": 0})[0] for i in (0, 1)
         )
-        key = builder.node("Concat", [past_key, key], {"axis": 2})[0]
-        value = builder.node("Concat", [past_value, value], {"axis": 2})[0]
+        key, value = appended(builder, past_key, key), appended(builder, past_value, value)
     if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
         both = [_unsqueeze(builder, operand, 0) for operand in (key, value)]
         take_over(node, 1, builder.node("Concat", both, {"axis": 0})[0])
@@ -155,8 +155,8 @@ def _refuse(node: ir.Node, *, attributes: tuple[str, ...]) -> None:
         )
 
 
-def _refuse_inputs(node: ir.Node, *unsupported: dict[int, tuple[str, str]]) -> None:
-    for index, (name, hint) in (item for group in unsupported for item in group.items()):
+def _refuse_inputs(node: ir.Node, unsupported: dict[int, tuple[str, str]]) -> None:
+    for index, (name, hint) in unsupported.items():
         if optional_input(node, index) is not None:
             raise NotConvertible(f"{node.op_type} with {name}", node.name or "", hint, kind="fused")
 
@@ -197,16 +197,15 @@ def _biased(
 def _attend(builder: Builder, node: ir.Node, parts: _Parts) -> None:
     kind = next((v.dtype for v in (*node.inputs, *node.outputs) if v is not None and _is_float(v)), ir.DataType.FLOAT)
     element = (kind or ir.DataType.FLOAT).numpy()
-    scores = builder.node("MatMul", [parts.query, builder.transpose(parts.key, (0, 1, 3, 2))])[0]
     stated = number(node, "scale") or None  # zero is the default and means one over the root of the head size
-    scores = builder.node("Mul", [scores, score_scale(builder, stated, parts.query, element)])[0]
+    scores = scaled_scores(builder, parts.query, parts.key, stated, element)
     if parts.bias is not None:
         scores = builder.node("Add", [scores, parts.bias])[0]
     if parts.mask is not None:
-        scores = builder.node("Add", [scores, _additive(builder, node, parts, element)])[0]
+        scores = builder.node("Add", [scores, _additive(builder, node, parts.mask, parts.key, element)])[0]
     if integer(node, "unidirectional"):
         scores = ruled(builder, scores, parts.past_key, element, causal=True)
-    form = node.op_type if node.op_type == "MultiHeadAttention" else f"{DOMAIN} {node.op_type}"
+    form = node.op_type if node.op_type == "MultiHeadAttention" else f"{MICROSOFT_DOMAIN} {node.op_type}"
     attended = mixed(builder, scores, parts.value, name=node.name or node.op_type, form=form)
     flat = builder.reshape(builder.transpose(attended, (0, 2, 1, 3)), [0, 0, -1])
     node.outputs[0].replace_all_uses_with(flat, replace_graph_outputs=True)
@@ -216,11 +215,8 @@ def _is_float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
-def _additive(builder: Builder, node: ir.Node, parts: _Parts, kind: np.dtype[Any]) -> ir.Value:
+def _additive(builder: Builder, node: ir.Node, mask: ir.Value, key: ir.Value, kind: np.dtype[Any]) -> ir.Value:
     """What a mask adds to the scores: its filter value where it is 0, or at keys outside of the range that it gives."""
-    mask = parts.mask
-    if mask is None:
-        raise NotConvertible(f"{node.op_type} has no mask", node.name or "", kind="mask")
     rank = _rank(mask)
     if rank == 4:
         raise NotConvertible(
@@ -229,7 +225,7 @@ def _additive(builder: Builder, node: ir.Node, parts: _Parts, kind: np.dtype[Any
             "onnxruntime's CPU kernel has none either: export with a two-dimensional attention mask",
             kind="mask",
         )
-    shape = builder.node("Shape", [parts.key])[0]
+    shape = builder.node("Shape", [key])[0]
     if rank == 1:
         kept = _in_range(builder, mask, numbered(builder, shape, 2, None))
     else:  # [1, keys] or [1, tokens, keys]

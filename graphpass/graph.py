@@ -6,11 +6,22 @@ exactly without the model's weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
-__all__ = ["CACHE", "DATA", "GraphView", "implicit_inputs", "is_constant", "unique_name"]
+__all__ = [
+    "CACHE",
+    "DATA",
+    "GraphView",
+    "implicit_inputs",
+    "integer",
+    "is_constant",
+    "number",
+    "optional_input",
+    "static_size",
+    "unique_name",
+]
 
 DATA = 1
 CACHE = 2
@@ -25,6 +36,29 @@ _SCATTER_OPS = frozenset({"ScatterElements", "ScatterND", "Scatter"})
 def is_constant(value: ir.Value | None) -> bool:
     """True for an initializer that is not also a graph input."""
     return value is not None and value.is_initializer() and not value.is_graph_input()
+
+
+def integer(node: ir.Node, name: str, default: int = 0) -> int:
+    """An integer attribute, or its default."""
+    return node.attributes[name].as_int() if name in node.attributes else default
+
+
+def number(node: ir.Node, name: str, default: float = 0.0) -> float:
+    """A float attribute, or its default."""
+    return node.attributes[name].as_float() if name in node.attributes else default
+
+
+def optional_input(node: ir.Node, index: int) -> ir.Value | None:
+    """An input, or None where it is left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def static_size(dim: int | ir.SymbolicDim, symbols: Mapping[str, int] | None = None) -> int | None:
+    """A dimension's size: stated, stated as a text, or known for its symbol."""
+    if isinstance(dim, int):
+        return dim
+    text = str(dim.value) if dim.value is not None else ""
+    return int(text) if text.isdigit() else (symbols or {}).get(text)
 
 
 def implicit_inputs(node: ir.Node) -> list[ir.Value]:
@@ -132,18 +166,18 @@ class GraphView:
         """Distinct inputs that depend on token data, in order."""
         return [v for v in self.tainted_inputs(node) if self.is_data(v)]
 
-    def dominators(self, target: ir.Value, limit: int = 64) -> list[ir.Value]:
-        """Values that every token-data path into `target` passes, nearest first, `target` itself included.
+    def dominators(self, *targets: ir.Value, limit: int = 64) -> list[ir.Value]:
+        """Values that every token-data path into the targets passes, nearest first; a single target is one itself.
 
         Stops at products with constant weights (their output is the last one given), at graph inputs, and after
         `limit` nodes.
         """
         found: list[ir.Value] = []
-        pending: set[ir.Value] = {target}
+        pending = set(targets)
         for _ in range(limit):
             if len(pending) == 1:
                 found.append(next(iter(pending)))
-            latest = max(pending, key=self._position)
+            latest = self.latest(pending)
             producer = latest.producer()
             if producer is None or self.ends_walk(producer):
                 break
@@ -151,9 +185,9 @@ class GraphView:
             pending.update(self.data_inputs(producer))
         return found
 
-    def _position(self, value: ir.Value) -> int:
-        producer = value.producer()
-        return -1 if producer is None else self.order[producer]
+    def latest(self, values: Iterable[ir.Value]) -> ir.Value:
+        """The one that is computed last."""
+        return max(values, key=lambda v: -1 if (producer := v.producer()) is None else self.order[producer])
 
     def ends_walk(self, node: ir.Node) -> bool:
         """True for products with constant weights and lookups by tokens: no layout is followed through them."""

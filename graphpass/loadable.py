@@ -16,13 +16,11 @@ from .evaluate import first_line, session_options
 from .normalise import Source, load
 from .oracle import source_model
 from .passes import Analysis
-from .source_facts import source_bytes
+from .source_facts import is_small
 from .upcast import upcast_bfloat16
 
 __all__ = ["blaming_broken_sources", "check_loads", "check_runs"]
 
-#: Sources below this many bytes are run on a few tokens; of larger ones the graph is loaded without its weights.
-_SMALL = 64 << 20
 #: Weights with more elements than this are left out: they become inputs.
 _LARGEST_WEIGHT = 1 << 10
 #: Kinds of refusal that a damaged graph can cause.
@@ -35,7 +33,7 @@ def check_runs(source: Source, analysis: Analysis) -> None:
     """Raises NotConvertible of kind broken-source when onnxruntime does not load the source, or, for a small one, does
     not run it on three tokens.
     """
-    if source_bytes(source) > _SMALL:
+    if not is_small(source):
         check_loads(source)
         return
     with tempfile.TemporaryDirectory() as scratch:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -15,8 +14,9 @@ from pagegraft import custom_ops
 from pagegraft.custom_ops import manifest as names
 
 from .cache_storage import poisoned_caches
-from .errors import SourceFailure, VerificationError
+from .errors import VerificationError
 from .evaluate import Array, element_type, first_line, session_options
+from .source_session import SourceSession, numpy_type
 
 __all__ = ["PackedModel", "SourceModel"]
 
@@ -174,19 +174,9 @@ class SourceModel:
         """
         self._capacities = capacities or {}
         self._step = 1 if single_token else None
-        options = session_options(optimise=True)
-        self._replaced = {n: ort.OrtValue.ortvalue_from_numpy(a) for n, a in (replaced or {}).items()}  # kept alive
-        for name, value in self._replaced.items():
-            options.add_initializer(name, value)
-        try:
-            self.session = ort.InferenceSession(str(model), options)
-        except Exception as error:  # onnxruntime raises untyped exceptions
-            raise SourceFailure(f"the source does not load in onnxruntime: {first_line(error)}") from None
-        self.inputs = {i.name: i for i in self.session.get_inputs()}
+        self._session = SourceSession(model, replaced=replaced)
         self._shapes = cache_shapes
         self._presents = presents
-        self._outputs = ["logits"] if "logits" in {o.name for o in self.session.get_outputs()} else []
-        self._outputs = self._outputs or [self.session.get_outputs()[0].name]
 
     def logits(self, tokens: Sequence[int], *, chunk: int | None = None) -> Array:
         """Teacher-forced logits `[tokens, vocab]` of one sequence, run at once or `chunk` tokens at a time.
@@ -199,13 +189,9 @@ class SourceModel:
         for start in range(0, len(tokens), step):
             piece = tokens[start : start + step]
             last = start + step >= len(tokens)
-            wanted = self._outputs + ([] if last else list(self._presents.values()))
-            try:
-                results = self.session.run(wanted, self._feeds(piece, start, caches))
-            except Exception as error:  # onnxruntime raises untyped exceptions
-                raise SourceFailure(
-                    f"the source itself fails on {len(piece)} tokens after {start}: {first_line(error)}"
-                ) from None
+            wanted = [self._session.logits, *([] if last else self._presents.values())]
+            feeds = self._feeds(piece, start, caches)
+            results = self._session.run(wanted, feeds, new=len(piece), past=start)
             parts.append(results[0].reshape(len(piece), -1))
             if not last:
                 caches = dict(zip(self._presents, results[1:], strict=True))
@@ -214,7 +200,8 @@ class SourceModel:
     def _empty(self) -> dict[str, Array]:
         return {
             name: np.zeros(
-                [self._capacities.get(name, 0) if d is None else d for d in shape], _numpy_type(self.inputs[name].type)
+                [self._capacities.get(name, 0) if d is None else d for d in shape],
+                numpy_type(self._session.inputs[name].type),
             )
             for name, shape in self._shapes.items()
         }
@@ -222,10 +209,10 @@ class SourceModel:
     def _feeds(self, tokens: Sequence[int], past: int, caches: Mapping[str, Array]) -> dict[str, Array]:
         feeds: dict[str, Array] = dict(caches)
         new = len(tokens)
-        for name, info in self.inputs.items():
+        for name, info in self._session.inputs.items():
             if name in feeds:
                 continue
-            kind = _numpy_type(info.type)
+            kind = numpy_type(info.type)
             rank = len(info.shape)
             if "mask" in name:
                 feeds[name] = np.ones((1, past + new), kind)
@@ -238,8 +225,3 @@ class SourceModel:
             else:
                 feeds[name] = np.asarray(tokens, kind)[None]
         return feeds
-
-
-def _numpy_type(name: str) -> np.dtype[Any]:
-    inner = name.removeprefix("tensor(").removesuffix(")")
-    return np.dtype({"float": "float32", "double": "float64"}.get(inner, inner))

@@ -29,7 +29,7 @@ from .report import Refusal, Report, describe
 from .requantise_effect import requantise_effect
 from .rewrite.targets import target_notes
 from .slices import LayerOracle, source_slices, verify_slices
-from .source_facts import longest_context, read_json, stretch_length, too_large_to_run, verification_length
+from .source_facts import longest_context, read_json, too_large_to_run, verification_lengths
 from .texts import bundled_text
 from .verify import Verification, accuracy_key, compare, make_schedule
 
@@ -240,8 +240,7 @@ def _verify(
     options: ConvertOptions,
     progress: Progress = _silent,
 ) -> Verification:
-    longest = min(verification_length(analysis, source), manifest.max_positions or 1 << 30)
-    stretch = stretch_length(analysis, source, longest)
+    longest, stretch = verification_lengths(analysis, source, manifest.max_positions)
     # Small blocks, so that even short windows span several.
     packed = PackedModel(folder / MODEL_FILE, manifest, num_blocks=8 + 3 * longest + stretch // 4, block_size=4)
     schedule = make_schedule(analysis.token_count, longest, stretch=stretch)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import onnx_ir as ir
+from pagegraft.custom_ops.spec import MICROSOFT_DOMAIN
 
 from .errors import NotConvertible
 from .normalise import onnxruntime_ops
 
 __all__ = ["refuse_operators"]
 
-_MICROSOFT = "com.microsoft"
 _PLAIN = "export with MultiHeadAttention, GroupQueryAttention or plain operators"
 _READ = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
 
@@ -60,7 +60,7 @@ _PLAIN_OPS: dict[str, _Verdict] = dict.fromkeys(("GRU", "LSTM", "RNN"), _RECURRE
 def _verdict(domain: str, op_type: str) -> _Verdict | None:
     if not domain:
         return _PLAIN_OPS.get(op_type)
-    if domain != _MICROSOFT or op_type in _READ:
+    if domain != MICROSOFT_DOMAIN or op_type in _READ:
         return None
     if op_type.endswith("BeamSearch"):
         return _SEARCH

@@ -18,7 +18,7 @@ from onnx_ir.passes import common
 from .decompose import take_over
 from .errors import NotConvertible
 from .evaluate import Array
-from .graph import is_constant
+from .graph import is_constant, optional_input
 from .rewrite.builder import Builder
 
 __all__ = ["PER_TENSOR_OPS", "requantise", "requantised_activations"]
@@ -72,18 +72,14 @@ def _refuse(node: ir.Node, what: str) -> NotConvertible:
     )
 
 
-def _input(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
 def _take_apart(builder: Builder, node: ir.Node) -> None:
     """The com.microsoft operators that do several steps in one, in the operators that they stand for."""
     if node.op_type == "DynamicQuantizeMatMul":
         codes, scale, zero = builder.node("DynamicQuantizeLinear", node.inputs[:1], outputs=3, stem=node.name or "")
-        weights, weight_scale, weight_zero, bias = (_input(node, i) for i in (1, 2, 3, 4))
+        weights, weight_scale, weight_zero, bias = (optional_input(node, i) for i in (1, 2, 3, 4))
     else:
         codes, weights, scale, weight_scale = node.inputs[:4]  # type: ignore[assignment]
-        zero, weight_zero, bias = (_input(node, i) for i in (4, 5, 6))  # type: ignore[assignment]
+        zero, weight_zero, bias = (optional_input(node, i) for i in (4, 5, 6))  # type: ignore[assignment]
     product = builder.node("MatMulInteger", [codes, weights, zero, weight_zero], stem=node.name or "")[0]
     scales = builder.node("Mul", [scale, weight_scale])[0]
     result = builder.node("Mul", [builder.cast(product, ir.DataType.FLOAT), scales])[0]
@@ -101,14 +97,14 @@ def _rewrite(builder: Builder, node: ir.Node) -> None:
     rows = _quantised(builder, source, stem=node.name or "")
     codes, scale, zero = node.outputs
     for user, position in list(codes.uses()):
-        if user.op_type == "MatMulInteger" and position == 0 and _input(user, 2) in (zero, None):
+        if user.op_type == "MatMulInteger" and position == 0 and optional_input(user, 2) in (zero, None):
             _product(builder, user, rows)
         elif user.op_type == "DequantizeLinear" and position == 0 and list(user.inputs) == [codes, scale, zero]:
             _dequantise(builder, user, rows)
         else:
             raise _refuse(user, f"{user.op_type} reads quantised activations")
     for user, position in list(scale.uses()):
-        other = _input(user, 1 - position) if user.op_type == "Mul" else None
+        other = optional_input(user, 1 - position) if user.op_type == "Mul" else None
         tensor = other.const_value if other is not None and is_constant(other) else None
         if tensor is None or tensor.shape.rank() > 1:
             raise _refuse(user, f"{user.op_type} reads the scale of quantised activations")
@@ -148,10 +144,10 @@ def _reduced(builder: Builder, op_type: str, value: ir.Value) -> ir.Value:
 
 def _product(builder: Builder, node: ir.Node, rows: _Rows) -> None:
     """codes x weights - zero point (when the node takes it off) x sums of the weights' columns, in integers."""
-    weights, weight_zero = node.inputs[1], _input(node, 3)
+    weights, weight_zero = node.inputs[1], optional_input(node, 3)
     sums = builder.constant(_column_sums(node, weights, weight_zero), "column_sums")
     result = builder.node("MatMulInteger", [rows.codes, weights, None, weight_zero], stem=node.name or "")[0]
-    if _input(node, 2) is not None:
+    if optional_input(node, 2) is not None:
         zero_point = builder.cast(rows.zero_point, ir.DataType.INT32)
         result = builder.node("Sub", [result, builder.node("Mul", [zero_point, sums])[0]])[0]
     take_over(node, 0, result)

@@ -98,7 +98,7 @@ def _common_origin(view: GraphView, site: AttentionSite) -> ir.Value:
     """The nearest value that all token data of query, key and value passes."""
     pending = set(site.operands)
     while True:
-        latest = max(pending, key=lambda v: -1 if v.producer() is None else view.order[v.producer()])  # type: ignore[index]
+        latest = view.latest(pending)
         producer = latest.producer()
         if len(pending) == 1 and (producer is None or producer.op_type == "Gather" or not view.ends_walk(producer)):
             return latest

@@ -11,18 +11,17 @@ from .normalise import Source, external_tensors, load
 from .options import ConvertOptions
 
 __all__ = [
+    "is_small",
     "longest_context",
     "read_json",
-    "source_bytes",
-    "stretch_length",
     "too_large_to_run",
-    "verification_length",
+    "verification_lengths",
 ]
 
 #: Keys under which model configurations state their longest context.
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
-#: Models below this many bytes are verified past windows of thousands of tokens.
-_SMALL_MODEL = 64 << 20
+#: Models up to this many bytes are run on a few tokens before anything else, and verified past windows of thousands.
+_SMALL = 64 << 20
 _STRETCH = 600
 #: Memory that two sessions take, in multiples of the source's bytes: weights, and products packed for the processor.
 _MEMORY_FACTOR = 3.0
@@ -53,17 +52,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def source_bytes(source: Source) -> int:
+def _source_bytes(source: Source) -> int:
     """Size of a source's graph and of the data files that it names."""
     files = {source.file}
-    if source.file.stat().st_size < _SMALL_MODEL:  # a large graph holds its weights itself
+    if source.file.stat().st_size < _SMALL:  # a large graph holds its weights itself
         files |= {Path(tensor.path) for tensor in external_tensors(load(source))}
     return sum(file.stat().st_size for file in files)
 
 
+def is_small(source: Source) -> bool:
+    """True when running the source costs next to nothing."""
+    return _source_bytes(source) <= _SMALL
+
+
 def too_large_to_run(source: Source) -> bool:
     """True when source and converted model side by side would take more than half of the free memory, or 8 GiB."""
-    return source_bytes(source) * _MEMORY_FACTOR > min(_available_memory() / 2, 8 << 30)
+    return _source_bytes(source) * _MEMORY_FACTOR > min(_available_memory() / 2, 8 << 30)
 
 
 def _available_memory() -> int:
@@ -75,21 +79,18 @@ def _available_memory() -> int:
         return 8 << 30
 
 
-def verification_length(analysis: Analysis, source: Source) -> int:
-    """Tokens of the longest sequence that verification runs: past every window where that is affordable."""
-    affordable = 4096 if source_bytes(source) < _SMALL_MODEL else 512
-    windows = [g.window for g in analysis.groups if g.window is not None]
-    length = max([48, *(w + 20 for w in windows if w <= affordable)])
-    capacity = None if analysis.pages is None else analysis.pages.capacity
-    return length if capacity is None else min(length, capacity)
+def verification_lengths(analysis: Analysis, source: Source, limit: int | None) -> tuple[int, int]:
+    """Tokens of the longest of the sequences that verification cuts finely, at most `limit` and past every window where
+    that is affordable, and of one further sequence that it cuts coarsely: 0 for none.
 
-
-def stretch_length(analysis: Analysis, source: Source, longest: int) -> int:
-    """Tokens of one further sequence, long rather than finely cut, beside those of up to `longest`: 0 for none.
-
-    Shows what begins late: tables of positions that are wrong from some row on, masks that change.
+    The latter shows what begins late: tables of positions that are wrong from some row on, masks that change.
     """
-    if analysis.pages is not None or analysis.probe.capacities or source_bytes(source) >= _SMALL_MODEL:
-        return 0
-    length = min(_STRETCH, analysis.max_positions or _STRETCH)
-    return length if length > longest else 0
+    small = is_small(source)
+    windows = [g.window for g in analysis.groups if g.window is not None]
+    capacity = None if analysis.pages is None else analysis.pages.capacity
+    longest = max([48, *(w + 20 for w in windows if w <= (4096 if small else 512))])
+    longest = min(n for n in (longest, capacity, limit) if n is not None)
+    if analysis.pages is not None or analysis.probe.capacities or not small:
+        return longest, 0
+    stretch = min(_STRETCH, analysis.max_positions or _STRETCH)
+    return longest, stretch if stretch > longest else 0

@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper
 
-from .graph import is_constant
+from .graph import integer, is_constant
 
 __all__ = ["HEAVY_ELEMENTS", "stand_in_for"]
 
@@ -23,7 +23,7 @@ def _heavy_width(node: ir.Node) -> int | None:
     if node.op_type not in ("MatMul", "Gemm", "Gather") or len(node.inputs) <= position:
         return None
     weight = node.inputs[position]
-    flipped = node.op_type == "Gemm" and "transB" in node.attributes and node.attributes["transB"].as_int() == 1
+    flipped = node.op_type == "Gemm" and integer(node, "transB") == 1
     producer = weight.producer() if weight is not None else None
     if producer is not None and producer.op_type == "Transpose":
         weight, flipped = producer.inputs[0], not flipped
@@ -33,8 +33,7 @@ def _heavy_width(node: ir.Node) -> int | None:
     if len(shape) != 2 or weight.const_value.size <= HEAVY_ELEMENTS:
         return None
     if node.op_type == "Gather":
-        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-        return shape[1] if axis == 0 and not flipped else None
+        return shape[1] if integer(node, "axis") == 0 and not flipped else None
     return shape[0] if flipped else shape[1]
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
-from ..errors import SourceFailure, VerificationError
-from ..evaluate import Array, first_line, session_options
+from ..errors import VerificationError
+from ..evaluate import Array
+from ..source_session import SourceSession, numpy_type
 from .interface import PagedInterface, Pool, feed, shaped
 
 __all__ = ["PagedSourceModel"]
@@ -25,15 +24,9 @@ class PagedSourceModel:
 
     def __init__(self, model: Path, pages: PagedInterface, *, longest: int) -> None:
         """`longest` is the most tokens of a sequence. Raises VerificationError when onnxruntime cannot load it."""
-        try:
-            self._session = ort.InferenceSession(str(model), session_options(optimise=True))
-        except Exception as error:  # onnxruntime raises untyped exceptions
-            raise SourceFailure(f"the source does not load in onnxruntime: {first_line(error)}") from None
+        self._session = SourceSession(model)
         self._pages = pages
         self._rng = np.random.default_rng(29)
-        self._inputs = self._session.get_inputs()
-        outputs = [o.name for o in self._session.get_outputs()]
-        self._logits = "logits" if "logits" in outputs else outputs[0]
         wanted = -(-longest // pages.page) + 2
         self._pools = {pool.source: self._pool(pool, wanted * pages.page) for pool in pages.pools}
         self._count = min(self._capacity(pool, self._pools[pool.source]) // pages.page for pool in pages.pools)
@@ -67,23 +60,19 @@ class PagedSourceModel:
         return np.concatenate(parts)
 
     def _run(self, tokens: Sequence[int], past: int, table: Array) -> Array:
-        names = [self._logits, *(pool.present for pool in self._pages.pools)]
-        try:
-            logits, *updated = self._session.run(names, self._feeds(tokens, past, table))
-        except Exception as error:  # onnxruntime raises untyped exceptions
-            raise SourceFailure(
-                f"the source itself fails on {len(tokens)} tokens after {past}: {first_line(error)}"
-            ) from None
+        names = [self._session.logits, *(pool.present for pool in self._pages.pools)]
+        feeds = self._feeds(tokens, past, table)
+        logits, *updated = self._session.run(names, feeds, new=len(tokens), past=past)
         self._pools = {pool.source: array for pool, array in zip(self._pages.pools, updated, strict=True)}
         return np.asarray(logits)
 
     def _feeds(self, tokens: Sequence[int], past: int, table: Array) -> dict[str, Array]:
         size, roles = (len(tokens), past), self._pages.roles
         feeds: dict[str, Array] = dict(self._pools)
-        for info in self._inputs:
+        for info in self._session.inputs.values():
             if info.name in feeds:
                 continue
-            kind: np.dtype[Any] = np.dtype({"float": "float32"}.get(info.type[7:-1], info.type[7:-1]))
+            kind = numpy_type(info.type)
             rank = len(info.shape)
             if info.name in roles:
                 feeds[info.name] = shaped(feed(roles[info.name], size, table, self._pages.page), rank, kind)

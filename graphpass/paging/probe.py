@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..evaluate import Array, Evaluator
-from ..graph import GraphView
+from ..graph import GraphView, static_size
 from .interface import feed, shaped
 from .pools import PoolGraph, Write
 
@@ -39,7 +39,7 @@ class PageProbe(PoolGraph):
 
     def shape_guesses(self, pool: ir.Value) -> list[tuple[int | None, ...]]:
         """Shapes of a pool with None at the dimension that counts pages or slots."""
-        dims = [d if isinstance(d, int) else _stated(d) for d in (pool.shape or ())]
+        dims = [static_size(d) for d in (pool.shape or ())]
         opens = [axis for axis, d in enumerate(dims) if d is None]
         counted = [
             tuple(None if a == axis else (other if d is None else d) for a, d in enumerate(dims))
@@ -79,9 +79,3 @@ class PageProbe(PoolGraph):
             elif value in self.integers:
                 feeds[value] = shaped(feed(roles.get(value, "total"), size, table, page), rank, kind)
         return feeds
-
-
-def _stated(dim: ir.SymbolicDim) -> int | None:
-    """The size of a dimension that is stated as a text."""
-    text = str(dim.value)
-    return int(text) if text.isdigit() else None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from ..decompose import integer
 from ..errors import NotConvertible
 from ..evaluate import Unevaluable
-from ..graph import CACHE, DATA, GraphView, node_inputs
+from ..graph import CACHE, DATA, GraphView, integer, node_inputs, static_size
 from ..io_contract import SourceInterface, reader
 from .probe import Probe
 from .site import CacheLink
@@ -139,7 +138,7 @@ def resolve_cache_shapes(probe: Probe, index: CacheIndex) -> None:
     symbols: dict[str, int] = {}  # what a symbolic dimension was found to be holds for all caches
     for cache, link in sorted(links.items(), key=lambda item: probe.view.order[item[1].node]):
         axis = _token_axis(link)
-        shape = [_static(d) if i == axis else _static(d, symbols) for i, d in enumerate(cache.shape or ())]
+        shape = [static_size(d) if i == axis else static_size(d, symbols) for i, d in enumerate(cache.shape or ())]
         if shape[axis] is not None:
             _refuse_state(cache)
         known: list[int | None] = list(shape)
@@ -150,14 +149,6 @@ def resolve_cache_shapes(probe: Probe, index: CacheIndex) -> None:
             if not isinstance(dim, int) and dim.value is not None and size is not None:
                 symbols.setdefault(str(dim.value), size)
         probe.set_cache_shape(cache, tuple(known))
-
-
-def _static(dim: int | ir.SymbolicDim, symbols: Mapping[str, int] | None = None) -> int | None:
-    """A dimension's size: stated, stated as a text, or known for its symbol."""
-    if isinstance(dim, int):
-        return dim
-    text = str(dim.value) if dim.value is not None else ""
-    return int(text) if text.isdigit() else (symbols or {}).get(text)
 
 
 def _token_axis(link: CacheLink) -> int:
@@ -212,7 +203,7 @@ def _complete(probe: Probe, link: CacheLink, shape: Sequence[int | None], axis: 
     feeds = {**probe.graph_feeds(3, 2), **probe.cache_feeds(2)}
     for other in probe.interface.caches:
         if other not in feeds:
-            dims = [_static(d) or 1 for d in (other.shape or ())]
+            dims = [static_size(d) or 1 for d in (other.shape or ())]
             dims[axis] = 2
             feeds[other] = np.zeros(dims, other.dtype.numpy())  # type: ignore[union-attr]
     guess[axis] = 2

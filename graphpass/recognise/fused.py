@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from pagegraft.custom_ops.spec import MICROSOFT_DOMAIN
 
 from ..decompose import refuse_used_scores
 from ..errors import NotConvertible
@@ -186,5 +187,5 @@ def _window(probe: Probe, node: ir.Node, stated: int, heads: int, groups: int) -
         "total_sequence_length": np.array(past + 1, np.int32),
     }
     attributes = {"num_heads": heads, "kv_num_heads": groups, "local_window_size": stated}
-    output = probe.evaluator.run_node("com.microsoft", "GroupQueryAttention", feeds, attributes)[0]
+    output = probe.evaluator.run_node(MICROSOFT_DOMAIN, "GroupQueryAttention", feeds, attributes)[0]
     return round(1.0 / float(output.reshape(-1)[0])) + rest

@@ -13,7 +13,6 @@ import numpy as np
 import onnx_ir as ir
 
 from ..evaluate import Unevaluable
-from ..graph import GraphView
 from .layout import TOKENS, moved
 from .probe import Probe
 from .site import AttentionSite, Operand
@@ -32,7 +31,7 @@ def _packed(probe: Probe, site: AttentionSite) -> AttentionSite:
     operands = (site.query, site.key, site.value)
     if site.latent or any(o.value is None or o.perm is not None for o in operands):
         return site
-    common = _meeting_place(probe.view, site.operands)
+    common = next(iter(probe.view.dominators(*site.operands, limit=24)), None)
     try:
         if common is None or not _side_by_side(probe, common, operands):
             return site
@@ -47,21 +46,6 @@ def _packed(probe: Probe, site: AttentionSite) -> AttentionSite:
         packed=True,
         dropped=tuple(sorted(dropped, key=probe.view.order.__getitem__)),
     )
-
-
-def _meeting_place(view: GraphView, values: Sequence[ir.Value], limit: int = 24) -> ir.Value | None:
-    """The nearest value that all token data of the given ones passes, on this side of products with weights."""
-    pending = set(values)
-    for _ in range(limit):
-        if len(pending) == 1:
-            return pending.pop()
-        latest = max(pending, key=lambda v: -1 if v.producer() is None else view.order[v.producer()])  # type: ignore[index]
-        producer = latest.producer()
-        if producer is None or view.ends_walk(producer):
-            return None
-        pending.discard(latest)
-        pending.update(view.data_inputs(producer))
-    return None
 
 
 def _side_by_side(probe: Probe, common: ir.Value, operands: Sequence[Operand]) -> bool:

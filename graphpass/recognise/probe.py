@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..evaluate import Array, Evaluator, Unevaluable
-from ..graph import GraphView, node_inputs
+from ..graph import GraphView, integer, node_inputs
 from ..io_contract import SourceInterface
 from ..paging.interface import feed, shaped
 
@@ -161,8 +161,8 @@ class Probe:
     def _shape_output(node: ir.Node, shape: tuple[int, ...]) -> Array:
         if node.op_type == "Size":
             return np.array(int(np.prod(shape)), np.int64)
-        start = node.attributes["start"].as_int() if "start" in node.attributes else 0
-        end = node.attributes["end"].as_int() if "end" in node.attributes else len(shape)
+        start = integer(node, "start")
+        end = integer(node, "end", len(shape))
         return np.array(shape[start:end], np.int64)
 
     def structural(self, values: Sequence[ir.Value], new: int, past: int) -> list[Array]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import onnx_ir as ir
 from pagegraft.custom_ops import manifest as names
 
 from ..errors import NotConvertible
-from ..graph import is_constant, node_inputs
+from ..graph import integer, is_constant, node_inputs
 from ..recognise.probe import Probe
 from .builder import Builder
 
 __all__ = ["LogitsPlan", "gather_logits", "plan_logits"]
-
-from dataclasses import dataclass
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "MatMulNBits", "MatMulInteger"})
 #: Operators that compute each row from the same row of their operands, the others being constants.
@@ -77,7 +77,7 @@ def _row_by_row(probe: Probe, last: ir.Node, limit: int = 40) -> tuple[list[ir.N
     view = probe.view
     nodes, pending = [last], set(view.data_inputs(last))
     while len(pending) > 1 and len(nodes) < limit:
-        latest = max(pending, key=lambda v: -1 if v.producer() is None else view.order[v.producer()])  # type: ignore[index]
+        latest = view.latest(pending)
         node = latest.producer()
         if node is None:
             return nodes, None
@@ -97,8 +97,7 @@ def _keeps_rows(node: ir.Node) -> bool:
         return node.op_type in _ROW_BY_ROW
     given = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] is not None else None
     axes = node.attributes["axes"].as_ints() if "axes" in node.attributes else () if given is None else given.numpy()
-    kept = "keepdims" not in node.attributes or node.attributes["keepdims"].as_int() == 1
-    return kept and [int(a) for a in axes] == [-1]
+    return integer(node, "keepdims", 1) == 1 and [int(a) for a in axes] == [-1]
 
 
 def _is_fixed(value: ir.Value) -> bool:
@@ -128,15 +127,11 @@ def _token_axis(probe: Probe, value: ir.Value) -> int | None:
 def gather_logits(builder: Builder, plan: LogitsPlan, old: ir.Value, rows: ir.Value) -> ir.Value:
     """Edits the graph; the new output `[R, vocab]`, which takes the name of the contract."""
     source = plan.value
-    if not plan.users:
-        gathered = builder.node("Gather", [source, rows], {"axis": plan.axis}, stem="logits_rows")[0]
-        result = gathered
-    else:
-        users = [(n, i) for n, i in source.uses() if n in plan.users]
-        gathered = builder.node("Gather", [source, rows], {"axis": plan.axis}, stem="logits_rows")[0]
-        for user, position in users:
-            user.replace_input_with(position, gathered)
-        result = old
+    users = [(n, i) for n, i in source.uses() if n in plan.users]
+    gathered = builder.node("Gather", [source, rows], {"axis": plan.axis}, stem="logits_rows")[0]
+    for user, position in users:
+        user.replace_input_with(position, gathered)
+    result = old if users else gathered
     flat = builder.reshape(result, [-1, plan.vocab], "logits")
     if old.name == names.LOGITS:
         old.name = builder.name("logits_of_rows")

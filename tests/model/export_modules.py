@@ -204,13 +204,17 @@ class InterleavedPack(nn.Module):
         return self.out(mixed.reshape(batch, new, HIDDEN)), present
 
 
-class TransposedKeys(nn.Module):
-    """Separate products with bias, keys cached as `[B, G, D, T]`, groups as an axis of their own."""
+class GroupedHeads(nn.Module):
+    """Separate products with bias for the query's heads and the fewer heads of key and value."""
 
     def __init__(self) -> None:
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(HIDDEN, n * SIZE) for n in (HEADS, GROUPS, GROUPS))
         self.out = nn.Linear(HIDDEN, HIDDEN, bias=False)
+
+
+class TransposedKeys(GroupedHeads):
+    """Separate products with bias, keys cached as `[B, G, D, T]`, groups as an axis of their own."""
 
     def forward(
         self, x: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, past: Tensors
@@ -356,13 +360,8 @@ class LatentOneCache(Latent):
         return self.finish(mixed.view(batch, HEADS, new, self.RANK)), [joined]
 
 
-class RowsOfGroups(nn.Module):
+class RowsOfGroups(GroupedHeads):
     """Rows are `[B * G, heads of the group * T, D]`: heads on both sides of the axis that holds the tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(HIDDEN, n * SIZE) for n in (HEADS, GROUPS, GROUPS))
-        self.out = nn.Linear(HIDDEN, HIDDEN, bias=False)
 
     def forward(
         self, x: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, past: Tensors

@@ -19,20 +19,15 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from export_modules import GROUPS, HEADS, HIDDEN, SIZE, VOCAB, Decoder, half_rotary
+from export_modules import GROUPS, HEADS, SIZE, VOCAB, Decoder, GroupedHeads, half_rotary
 from paged_forms import FORMS, PAGE, feeds
 from torch import nn
 
 Tensors = tuple[torch.Tensor, ...]
 
 
-class Projections(nn.Module):
+class Projections(GroupedHeads):
     """Query, key and value with rotary embedding; grouped heads repeated behind the cache."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(HIDDEN, n * SIZE) for n in (HEADS, GROUPS, GROUPS))
-        self.out = nn.Linear(HIDDEN, HIDDEN, bias=False)
 
     def project(self, x: torch.Tensor, positions: torch.Tensor) -> Tensors:
         """`[1, T, H, D]`, `[1, T, G, D]`, `[1, T, G, D]`."""
@@ -55,6 +50,10 @@ class Projections(nn.Module):
 class SlotsGiven(Projections):
     """Pools `[N, P, G, D]` seen as slots; slots are an input, pages are gathered by a table `[1, M]`."""
 
+    def pages(self, table: torch.Tensor) -> torch.Tensor:
+        """What is gathered, in this order."""
+        return table[0]
+
     def forward(
         self, x: torch.Tensor, where: dict[str, torch.Tensor], past: Tensors
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -65,7 +64,7 @@ class SlotsGiven(Projections):
         for pool, rows in zip(past, (k, v), strict=True):
             flat = pool.reshape(-1, GROUPS, SIZE).index_put((where["slot_mapping"],), rows[0])
             pools.append(flat.reshape(pool.shape))
-        k, v = (pool[where["block_table"][0]].reshape(1, -1, GROUPS, SIZE) for pool in pools)
+        k, v = (pool[self.pages(where["block_table"])].reshape(1, -1, GROUPS, SIZE) for pool in pools)
         return self.attend(q, k, v, positions, where["context_lens"]), pools
 
 
@@ -111,20 +110,9 @@ class HeadsFirstPages(Projections):
 class PagesReversed(SlotsGiven):
     """Reads the pages of a sequence in reverse order, which is no attention over its rows in order."""
 
-    def forward(
-        self, x: torch.Tensor, where: dict[str, torch.Tensor], past: Tensors
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """As above but for the order of the table."""
-        positions = where["position_ids"]
-        q, k, v = self.project(x, positions)
-        pools = []
-        for pool, rows in zip(past, (k, v), strict=True):
-            flat = pool.reshape(-1, GROUPS, SIZE).index_put((where["slot_mapping"],), rows[0])
-            pools.append(flat.reshape(pool.shape))
-        k, v = (
-            pool[where["block_table"][0].flip(0)].reshape(1, -1, GROUPS, SIZE) for pool in pools
-        )  # pages in reverse order
-        return self.attend(q, k, v, positions, where["context_lens"]), pools
+    def pages(self, table: torch.Tensor) -> torch.Tensor:
+        """The last page first."""
+        return table[0].flip(0)
 
 
 class PagedDecoder(Decoder):
