@@ -28,7 +28,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from export_modules import BATCH, TOKENS, CacheShape
+from export_modules import BATCH, TOKENS, CacheShape, without_stack_traces
 from export_sizes import ARCHITECTURES, SIZES, VOCAB
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -137,17 +137,6 @@ def export(wrapped: Any, shapes: list[CacheShape], file: Path, *, dynamo: bool, 
             marks = {BATCH: "batch", TOKENS: word}
             dynamic[name] = {axis: marks[d] for axis, d in enumerate(shape) if d in marks}
     torch.onnx.export(wrapped, args, str(file), dynamo=False, dynamic_axes=dynamic, do_constant_folding=True, **common)
-
-
-def without_stack_traces(file: Path) -> None:
-    """Takes out where in whose source tree each node was traced, which is a quarter of a small file."""
-    model = onnx.load(file)
-    for nodes in (model.graph.node, *(function.node for function in model.functions)):
-        for node in nodes:
-            kept = [entry for entry in node.metadata_props if ".py" not in entry.value]
-            del node.metadata_props[:]
-            node.metadata_props.extend(kept)
-    onnx.save(model, file)
 
 
 def difference(wrapped: Any, shapes: list[CacheShape], file: Path) -> float:

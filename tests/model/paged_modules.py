@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from export_modules import GROUPS, HEADS, SIZE, VOCAB, Decoder, GroupedHeads, half_rotary
+from export_modules import GROUPS, HEADS, SIZE, VOCAB, Decoder, GroupedHeads, half_rotary, without_stack_traces
 from paged_forms import FORMS, PAGE, feeds
 from torch import nn
 
@@ -176,6 +176,7 @@ def export(name: str, file: Path) -> float:
             torch.onnx.export(
                 model, args, str(file), dynamo=True, dynamic_shapes=dims, external_data=False, verbose=False, **common
             )
+            without_stack_traces(file)
         else:
             axes["logits"] = {1: "new"}
             torch.onnx.export(model, args, str(file), dynamo=False, dynamic_axes=axes, **common)
