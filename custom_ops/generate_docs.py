@@ -70,7 +70,8 @@ def _tolerances() -> str:
         rows.append((compute, exponent, f"2 * {exponent} * V + accumulation", "1", steps))
     head = ("compute type", "unit roundoff", "output error", "code steps", "after norm or rotary")
     note = (
-        "\nV is the largest value that the call can read; the accumulation term is that of float32. Copied values are "
+        "\nV is the largest value that the call can read; the accumulation term is that of float32. Where a cache "
+        "holds int8 or\nint4 codes, query and weights may be rounded to 16-bit integers as well. Copied values are "
         f"bit-identical.\nAt most {MOST_DIFFERING_CODES:.0%} of the codes (and two more) may be a step off, unless "
         "norm or rotary came before.\n"
     )

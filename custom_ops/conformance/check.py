@@ -57,7 +57,7 @@ def check_outputs(call: Call, outputs: Mapping[str, Array], oracle: Oracle) -> f
     if not as_expected:
         want = oracle(_as_stored(call, outputs, slots, g), attributes)["output"]
     scale = output_scale(call, outputs, attributes, g)
-    tolerance = output_tolerance(g.compute_dtype, scale, transformed=transformed)
+    tolerance = output_tolerance(g.compute_dtype, g.cache_dtype, scale, transformed=transformed)
     return _check_close("output", outputs["output"], want, tolerance)
 
 

@@ -45,7 +45,7 @@ def _output_rule(call: Call, expected: Mapping[str, Array]) -> dict[str, Any]:
     g = geometry_of(call.feeds, attributes)
     scale = output_scale(call, expected, attributes, g)
     transformed = _transformed(call)
-    absolute = output_tolerance(g.compute_dtype, scale, transformed=transformed)
+    absolute = output_tolerance(g.compute_dtype, g.cache_dtype, scale, transformed=transformed)
     if g.cache_dtype in UNIT_ROUNDOFF:
         return {"absolute": absolute}
     # A code that is some steps off moves its key's score by |scale| * ||q|| * step, and its value by a step.

@@ -16,6 +16,11 @@ output
     Query heads that went through norm or rotary may be rounded to the compute type in between. Each channel then has an
     independent relative error below uT, and the score an error of about uT * S / sqrt(D); weighted by softmax it moves
     the output by that times v; four times that is far beyond what rounding of random sign reaches.
+    Where the cache holds int8 or int4 codes, query heads and weights may be rounded to 16-bit integers, in units of
+    2^-15 of the largest of a head or of 16 weights: an error up to u16 = 2^-16 of the largest, 128 times below that of
+    the codes themselves. A head's largest element is hardly more than four times its root mean square, so a score is
+    off by about S * u16 * min(1, 4 / sqrt(D)), and a sum over 16 weights by 4 * u16 of their largest; softmax and the
+    random signs of values weigh both with v. Twice that is allowed.
 stored values
     What is copied without a change of type is bit-identical. What is converted may differ by one step of the cache
     type: neighbouring codes for int8, int4, fp8 and 16-bit floats. Only values beside a tie do differ, so at most one
@@ -51,6 +56,7 @@ UNIT_ROUNDOFF: Final[Mapping[str, float]] = {
 }
 #: Part of the quantised codes that may be one step off when the value itself is exact.
 MOST_DIFFERING_CODES: Final = 0.01
+_WORD_ROUNDOFF: Final = 2.0**-16
 _LARGEST_CODE: Final[Mapping[str, int]] = {"int8": 127, "int4": 7}
 
 
@@ -66,14 +72,18 @@ class OutputScale:
     keys: int
 
 
-def output_tolerance(compute_dtype: str, scale: OutputScale, *, transformed: bool) -> float:
+def output_tolerance(compute_dtype: str, cache_dtype: str, scale: OutputScale, *, transformed: bool) -> float:
     """Largest absolute error of an output element. `transformed`: the query went through norm or rotary."""
     uT, u32 = UNIT_ROUNDOFF[compute_dtype], UNIT_ROUNDOFF["float32"]
     rounding = 2 * uT * scale.value_max
     score_error = scale.score_bound * u32 * (sqrt(scale.head_size) + 8) + 4 * scale.bias_bound * u32
     sums = 2 * scale.value_max * u32 * (sqrt(scale.keys) + 8)
     query = 4 * uT * scale.score_bound / sqrt(scale.head_size) * scale.value_rms if transformed else 0.0
-    return rounding + 2 * score_error * scale.value_max + sums + query
+    words = 0.0
+    if cache_dtype in _LARGEST_CODE:
+        score = scale.score_bound * min(1.0, 4 / sqrt(scale.head_size))
+        words = 2 * _WORD_ROUNDOFF * (score + 4) * scale.value_rms
+    return rounding + 2 * score_error * scale.value_max + sums + query + words
 
 
 def transformed_error(compute_dtype: str, head_size: int) -> float:

@@ -27,7 +27,7 @@ bool has_avx512() {
 
 bool has_avx512vbmi() {
 #if defined(__x86_64__) || defined(__i386__)
-  return has_avx512() && __builtin_cpu_supports("avx512vbmi");
+  return has_avx512() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
 #else
   return false;
 #endif

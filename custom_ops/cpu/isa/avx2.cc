@@ -13,8 +13,9 @@ struct Simd {
   static constexpr const char* kName = "avx2";
   static constexpr int kTileKeys = 6;
   static constexpr int kTileRows = 4;
-  static constexpr int kFewVectors = 2;
+  static constexpr int kWeighKeys = 2;      // keys of a few-rows PV step
   static constexpr bool kFours = false;
+  static constexpr bool kWords = false;
 
   static F load(const float* p) { return _mm256_loadu_ps(p); }
   static void store(float* p, F x) { _mm256_storeu_ps(p, x); }

@@ -1,4 +1,4 @@
-// AVX-512 (F, BW, DQ, VL) with F16C: 16 lanes; with VBMI, where the including file is compiled for it.
+// AVX-512 (F, BW, DQ, VL) with F16C: 16 lanes; with VBMI and VNNI, where the including file is compiled for them.
 #include <immintrin.h>
 
 #include "../work.h"
@@ -41,8 +41,9 @@ struct Simd {
 #endif
   static constexpr int kTileKeys = 8;      // keys of a QK^T microtile (by 2 vectors of rows)
   static constexpr int kTileRows = 8;      // rows of a PV microtile (by 2 vectors of channels)
-  static constexpr int kFewVectors = 4;    // vectors of channels of a few-rows PV step (by 4 rows)
+  static constexpr int kWeighKeys = 4;      // keys of a few-rows PV step
   static constexpr bool kFours = true;     // has loads of four vectors at once
+  static constexpr bool kWords = true;     // has the 16-bit arithmetic of few_words.inl
 
   static F load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
@@ -112,36 +113,109 @@ struct Simd {
     for (int i = 0; i < 4; ++i) out[i] = load_float8(p + i * W);
 #endif
   }
-  // In the order of `four_int4`: a word of 8 elements stays in its lane, which saves moving it.
-  static void load_four_int4(const std::uint8_t* p, F* out) {
-    const __m512i words = _mm512_broadcast_i32x8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    const __m512i shifts = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16);
-    const __m512i first = _mm512_srlv_epi32(words, shifts);
-    const F table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-    out[0] = _mm512_permutexvar_ps(first, table);
-    out[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(first, 4), table);
-    out[2] = _mm512_permutexvar_ps(_mm512_srli_epi32(first, 8), table);
-    out[3] = _mm512_permutexvar_ps(_mm512_srli_epi32(first, 12), table);
+  // 32 words of 16 bits, or 16 sums of their products.
+  using I = __m512i;
+  static I no_words() { return _mm512_setzero_si512(); }
+  static I load_words(const std::int16_t* p) { return _mm512_loadu_si512(p); }
+  static I load_sums(const std::int32_t* p) { return _mm512_loadu_si512(p); }
+  static void store_sums(std::int32_t* p, I x) { _mm512_storeu_si512(p, x); }
+  static I same_sums(std::int32_t x) { return _mm512_set1_epi32(x); }
+  static I same_pair(const std::int16_t* p) {
+    std::int32_t pair;
+    __builtin_memcpy(&pair, p, 4);
+    return _mm512_set1_epi32(pair);
   }
-  // Which of the 64 elements lane i % 16 of vector i / 16 holds.
-  static constexpr std::int64_t four_int4(std::int64_t i) { return i % 8 * 8 + i % 16 / 8 * 4 + i / 16; }
+  static F to_floats(I sums) { return _mm512_cvtepi32_ps(sums); }
+  static I to_integers(F x) { return _mm512_cvtps_epi32(x); }
+  static I subtract(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static I add_products(I a, I b, I sum) {
+#ifdef __AVX512VNNI__
+    return _mm512_dpwssd_epi32(sum, a, b);
+#else
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+#endif
+  }
+  static void store_as_words(std::int16_t* p, I x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+  }
+  // Every kStep-th of 16 numbers to p, those after them to p + stride, and so on.
+  template <int kStep>
+  static void spread_words(F x, std::int16_t* p, std::int64_t stride) {
+    const __m256i words = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x));
+#pragma GCC unroll 4
+    for (int i = 0; i < kStep; ++i) {
+      if constexpr (kStep == 2) {
+        const __m128i each = _mm256_cvtepi32_epi16(_mm256_srli_epi32(words, 16 * i));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p + i * stride), each);
+      } else {
+        const __m128i each = _mm256_cvtepi64_epi16(_mm256_srli_epi64(words, 16 * i));
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(p + i * stride), each);
+      }
+    }
+  }
+  static I load_chunk(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
+  static I load_chunk(const std::uint8_t* p, std::int64_t bytes) {
+    return _mm512_maskz_loadu_epi8(~std::uint64_t{0} >> (64 - bytes), p);
+  }
+  // Words of two rows in turn: of the lower or the upper half of each 128 bits.
+  template <int kHalf>
+  static I interleave(I a, I b) {
+    return kHalf == 0 ? _mm512_unpacklo_epi16(a, b) : _mm512_unpackhi_epi16(a, b);
+  }
+  // Code `kWhich` of each word: an int4 code with 8 added, an even int8 code with 128 added, an odd one as it is.
+  template <int kCodes, int kWhich>
+  static I widen(I words) {
+    if constexpr (kCodes == 2) {
+      if constexpr (kWhich == 1) return _mm512_srai_epi16(words, 8);
+      return _mm512_ternarylogic_epi32(words, _mm512_set1_epi16(0x80), _mm512_set1_epi16(0xff), 0x28);  // (a ^ b) & c
+    } else {
+      const I low = kWhich == 0 ? words : _mm512_srli_epi16(words, 4 * kWhich);
+      return kWhich == 3 ? low : _mm512_and_si512(low, _mm512_set1_epi16(15));
+    }
+  }
+  // Calls body(v) for v in [0, kCount) as compile-time constants.
+  template <int kCount, class Body>
+  static inline __attribute__((always_inline)) void each_vector(Body body) {
+    body(std::integral_constant<int, 0>());
+    body(std::integral_constant<int, 1>());
+    if constexpr (kCount == 4) {
+      body(std::integral_constant<int, 2>());
+      body(std::integral_constant<int, 3>());
+    }
+  }
 
-  // The sums of 16 vectors as one vector.
+  // The sums of 16 vectors as one vector, and their largest absolute elements.
   static F reduce_each(const F* a) {
-    __m512 b[8], c[4];
+    return reduce_each(a, [](F x, F y) { return _mm512_add_ps(x, y); }, [](F x) { return x; });
+  }
+  static I reduce_each(const I* a) {
+    const auto add = [](F x, F y) {
+      return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_castps_si512(y)));
+    };
+    return _mm512_castps_si512(reduce_each(a, add, [](I x) { return _mm512_castsi512_ps(x); }));
+  }
+  static F largest_of_each(const F* a) {
+    return reduce_each(a, [](F x, F y) { return _mm512_max_ps(x, y); }, [](F x) { return _mm512_abs_ps(x); });
+  }
+
+ private:
+  template <class V, class Join, class Cast>
+  static F reduce_each(const V* vectors, Join join, Cast cast) {
+    F b[8], c[4];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
-      b[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+      const F x = cast(vectors[2 * i]), y = cast(vectors[2 * i + 1]);
+      b[i] = join(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
     }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const __m512d lo = _mm512_castps_pd(b[2 * i]), hi = _mm512_castps_pd(b[2 * i + 1]);
-      c[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(lo, hi)), _mm512_castpd_ps(_mm512_unpackhi_pd(lo, hi)));
+      c[i] = join(_mm512_castpd_ps(_mm512_unpacklo_pd(lo, hi)), _mm512_castpd_ps(_mm512_unpackhi_pd(lo, hi)));
     }
-    // c[i] holds, in each 128-bit lane, partial sums of vectors 4i .. 4i+3.
-    const __m512 d0 = _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
-    const __m512 d1 = _mm512_add_ps(_mm512_shuffle_f32x4(c[2], c[3], 0x88), _mm512_shuffle_f32x4(c[2], c[3], 0xdd));
-    return _mm512_add_ps(_mm512_shuffle_f32x4(d0, d1, 0x88), _mm512_shuffle_f32x4(d0, d1, 0xdd));
+    // c[i] holds, in each 128-bit lane, partial results of vectors 4i .. 4i+3.
+    const F d0 = join(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
+    const F d1 = join(_mm512_shuffle_f32x4(c[2], c[3], 0x88), _mm512_shuffle_f32x4(c[2], c[3], 0xdd));
+    return join(_mm512_shuffle_f32x4(d0, d1, 0x88), _mm512_shuffle_f32x4(d0, d1, 0xdd));
   }
 };
 

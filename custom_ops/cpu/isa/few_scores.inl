@@ -1,49 +1,69 @@
-// Few query rows: scores of one KV head's rows against a piece of keys, and the softmax over them.
+// Few query rows: their scores against a piece of keys, and the softmax over them.
 namespace pagegraft {
 namespace {
 
-// Scores of kRows query rows against kKeys = W / kRows keys.
-template <Type kType, int kRows>
-inline void dot_block(const float* query, std::int64_t q_stride, const std::uint8_t* const* keys, std::int64_t head,
-                      std::int64_t D, float* scores, std::int64_t score_stride, Ahead ahead) {
-  constexpr int kKeys = Simd::W / kRows;
-  constexpr std::int64_t kBytes = kKeys * stored_bytes<kType>(W);
+// Scores of kRows query rows from row `r` on, kShare of them to a KV head, against kDotKeys keys.
+template <Type kType, int kRows, int kShare>
+inline void dot_block(const FewRows& few, std::int64_t r, const std::uint8_t* const* keys, const Ahead& ahead,
+                      std::int64_t D, float* scores) {
+  constexpr int kHeads = kRows / kShare;
+  const float* query = few.query + r * few.q_stride;
   F sums[Simd::W];
 #pragma GCC unroll 16
   for (int i = 0; i < Simd::W; ++i) sums[i] = Simd::zero();
-  const std::uint8_t* rows[kKeys];
+  const std::uint8_t *rows[kHeads][kDotKeys], *later[kHeads][kDotKeys];
 #pragma GCC unroll 16
-  for (int k = 0; k < kKeys; ++k) rows[k] = keys[k] + head;
+  for (int i = 0; i < kHeads * kDotKeys; ++i) {
+    const std::int64_t head = few.key_head[r + i / kDotKeys * kShare];
+    rows[i / kDotKeys][i % kDotKeys] = keys[i % kDotKeys] + head;
+    later[i / kDotKeys][i % kDotKeys] = ahead.of(i % kDotKeys, head);
+  }
+  const auto fetch = [&](std::int64_t d) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kHeads * kDotKeys; ++i) {
+      __builtin_prefetch(later[i / kDotKeys][i % kDotKeys] + stored_bytes<kType>(d));
+    }
+  };
   const auto step = [&](std::int64_t d, auto load) __attribute__((always_inline)) {
-    F key[kKeys];
-#pragma GCC unroll 16
-    for (int k = 0; k < kKeys; ++k) key[k] = load(rows[k]);
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const F q = Simd::load(query + r * q_stride + d);
-#pragma GCC unroll 16
-      for (int k = 0; k < kKeys; ++k) sums[r * kKeys + k] = Simd::fma(q, key[k], sums[r * kKeys + k]);
+#pragma GCC unroll 4
+    for (int h = 0; h < kHeads; ++h) {
+      F key[kDotKeys];
+#pragma GCC unroll 4
+      for (int k = 0; k < kDotKeys; ++k) key[k] = load(rows[h][k]);
+#pragma GCC unroll 4
+      for (int s = h * kShare; s < (h + 1) * kShare; ++s) {
+        const F q = Simd::load(query + s * few.q_stride + d);
+#pragma GCC unroll 4
+        for (int k = 0; k < kDotKeys; ++k) sums[s * kDotKeys + k] = Simd::fma(q, key[k], sums[s * kDotKeys + k]);
+      }
     }
   };
   std::int64_t d = 0;
   if constexpr (kInFours<kType>) {
     for (; d + 4 * W <= D; d += 4 * W) {
+      fetch(d);
 #pragma GCC unroll 16
-      for (int k = 0; k < kKeys; ++k) {
-        ahead.fetch<stored_bytes<kType>(4 * W)>();
+      for (int i = 0; i < kHeads * kDotKeys; ++i) {
+        const int h = i / kDotKeys, k = i % kDotKeys;
         F key[4];
-        load_vectors<kType, 4>(rows[k] + stored_bytes<kType>(d), key);
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) {
-          F& sum = sums[r * kKeys + k];
+        load_vectors<kType, 4>(rows[h][k] + stored_bytes<kType>(d), key);
 #pragma GCC unroll 4
-          for (int v = 0; v < 4; ++v) sum = Simd::fma(Simd::load(query + r * q_stride + d + v * W), key[v], sum);
+        for (int s = h * kShare; s < (h + 1) * kShare; ++s) {
+          F& sum = sums[s * kDotKeys + k];
+#pragma GCC unroll 4
+          for (int v = 0; v < 4; ++v) sum = Simd::fma(Simd::load(query + s * few.q_stride + d + v * W), key[v], sum);
         }
       }
     }
   }
+  for (; d + kLine<kType> <= D; d += kLine<kType>) {
+    fetch(d);
+#pragma GCC unroll 4
+    for (std::int64_t i = d; i < d + kLine<kType>; i += W) {
+      step(i, [&](const std::uint8_t* row) { return load_stored<kType>(row + stored_bytes<kType>(i)); });
+    }
+  }
   for (; d + W <= D; d += W) {
-    ahead.fetch<kBytes>();
     step(d, [&](const std::uint8_t* row) { return load_stored<kType>(row + stored_bytes<kType>(d)); });
   }
   if (d < D) {
@@ -51,30 +71,32 @@ inline void dot_block(const float* query, std::int64_t q_stride, const std::uint
   }
   alignas(64) float lanes[Simd::W];
   Simd::store(lanes, Simd::reduce_each(sums));
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) std::memcpy(scores + r * score_stride, lanes + r * kKeys, kKeys * sizeof(float));
-}
-
-template <Type kType, int kRows>
-inline void dot_rows(const FewRows& few, std::int64_t r, const float* query, const std::uint8_t* const* keys,
-                     std::int64_t head, std::int64_t count, std::int64_t D, Fetcher* fetcher) {
-  constexpr int kKeys = Simd::W / kRows;
-  const std::int64_t bytes = kKeys * stored_bytes<kType>(D);
-  for (std::int64_t j = 0; j < count; j += kKeys) {
-    const Ahead ahead = r == 0 ? fetcher->take(bytes) : Ahead{keys[j] + head, keys[j] + head};
-    dot_block<kType, kRows>(query + r * few.q_stride, few.q_stride, keys + j, head, D,
-                            few.scores + r * few.score_stride + j, few.score_stride, ahead);
+#pragma GCC unroll 4
+  for (int s = 0; s < kRows; ++s) {
+    std::memcpy(scores + s * FewRows::kScoreStride, lanes + s * kDotKeys, kDotKeys * sizeof(float));
   }
 }
 
-// Scores of all rows of one KV head against `count` keys, whose pointers are padded to whole vectors.
+// Scores of all rows against the keys of a piece, which kDotKeys tokens at a time are given to
+// body(first token, where their keys lie, what to fetch).
+template <class Body>
+inline void dot_tokens(const Step& step, const Piece& piece, Body body) {
+  const std::uint8_t* const* keys = piece.tile->key + piece.from;
+  for (std::int64_t j = 0; j < piece.to - piece.from; j += kDotKeys) {
+    const bool last = j + kDotKeys >= piece.to - piece.from;
+    const Ahead ahead(keys + j, last ? piece.tile->value + piece.from : keys + j + kDotKeys, step.kv.key.token_stride);
+    body(j, keys + j, ahead);
+  }
+}
+
 template <Type kType>
-void dot_tile(const FewRows& few, const float* query, const std::uint8_t* const* keys, std::int64_t head,
-              std::int64_t count, std::int64_t D, Fetcher* fetcher) {
-  std::int64_t r = 0;
-  for (; few.rows - r >= 4; r += 4) dot_rows<kType, 4>(few, r, query, keys, head, count, D, fetcher);
-  for (; few.rows - r >= 2; r += 2) dot_rows<kType, 2>(few, r, query, keys, head, count, D, fetcher);
-  for (; r < few.rows; ++r) dot_rows<kType, 1>(few, r, query, keys, head, count, D, fetcher);
+void dot_tile(const Step& step, const FewRows& few, const Piece& piece) {
+  dot_tokens(step, piece, [&](std::int64_t j, const std::uint8_t* const* keys, const Ahead& ahead) {
+    each_block(few, [&](std::int64_t r, auto rows, auto share) {
+      dot_block<kType, rows.value, share.value>(few, r, keys, ahead, step.sizes.D,
+                                                few.scores + r * FewRows::kScoreStride + j);
+    });
+  });
 }
 
 // ALiBi, softcap and mask of one row's scores, which are already scaled. Pads to whole vectors with -inf.
@@ -100,34 +122,36 @@ inline void shape_scores(const Step& step, const Piece& piece, const RowLimits& 
   for (std::int64_t j = count; j < padded(count); ++j) scores[j] = -kInfinity;
 }
 
-// Replaces the scores of one KV head's rows by their exponentials and moves their states on; leaves the factors of their
-// earlier sums. Without a branch on a value, and with totals kept by lane until the end: the rows' chains overlap.
-inline void softmax_rows(const FewRows& few, std::int64_t count, std::int64_t i) {
-  float* max = few.max + i * few.state_stride;
-  float* total = few.total + i * few.rows * W;
-  alignas(64) float before[kFewRows + Simd::W], sums[kFewRows * Simd::W];
-  for (std::int64_t r = 0; r < few.rows; r += W) Simd::store(before + r, Simd::load(max + r));
-  for (std::int64_t r = 0; r < few.rows; ++r) {
-    float* scores = few.scores + r * few.score_stride;
-    F top = Simd::set1(-kInfinity);
-    for (std::int64_t j = 0; j < count; j += W) top = Simd::max(top, Simd::load(scores + j));
-    const float tile_max = Simd::reduce_max(top);
-    max[r] = before[r] < tile_max ? tile_max : before[r];
-    const F base = finite_max(Simd::set1(max[r]));
-    F sum = Simd::zero();
+// Replaces the scores of up to W rows from row `first` on by their exponentials and moves their states on; leaves the
+// factors of their earlier sums. Without a branch on a value, and with totals kept by lane until the end: the rows' chains
+// overlap.
+inline void softmax_rows(const FewRows& few, std::int64_t first, std::int64_t count, Lines* values) {
+  const std::int64_t rows = few.all - first < W ? few.all - first : W;
+  alignas(64) float tops[Simd::W];
+  Simd::store(tops, Simd::set1(-kInfinity));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* scores = few.scores + (first + r) * FewRows::kScoreStride;
+    F top = Simd::load(scores);
+    for (std::int64_t j = W; j < count; j += W) top = Simd::max(top, Simd::load(scores + j));
+    tops[r] = Simd::reduce_max(top);
+  }
+  const F before = Simd::load(few.max + first), top = Simd::load(tops);
+  const F max = Simd::select_less(before, top, top, before);
+  Simd::store(few.max + first, max);
+  Simd::store(few.factors + first, carry(before, max));
+  Simd::store(tops, finite_max(max));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* scores = few.scores + (first + r) * FewRows::kScoreStride;
+    float* total = few.total + (first + r) * W;
+    const F base = Simd::set1(tops[r]);
+    F sum = Simd::mul(Simd::load(total), Simd::set1(few.factors[first + r]));
     for (std::int64_t j = 0; j < count; j += W) {
+      values->fetch();
       const F p = exp(Simd::sub(Simd::load(scores + j), base));
       Simd::store(scores + j, p);
       sum = Simd::add(sum, p);
     }
-    Simd::store(sums + r * W, sum);
-  }
-  for (std::int64_t r = 0; r < few.rows; r += W) {
-    Simd::store(few.factors + r, carry(Simd::load(before + r), Simd::load(max + r)));
-  }
-  for (std::int64_t r = 0; r < few.rows; ++r) {
-    const F earlier = Simd::mul(Simd::load(total + r * W), Simd::set1(few.factors[r]));
-    Simd::store(total + r * W, Simd::add(earlier, Simd::load(sums + r * W)));
+    Simd::store(total, sum);
   }
 }
 
@@ -163,22 +187,30 @@ inline void scale_weights(const Piece& piece, const RowLimits& limits, const flo
   }
 }
 
-// Scores of one KV head's rows to weights.
-void weights_of(const Step& step, const FewRows& few, const Piece& piece, std::int64_t g, std::int64_t i) {
-  const std::int64_t count = piece.to - piece.from, offset = g * step.sizes.B;
+// Scores of all rows to weights.
+void weights_of(const Step& step, const Group& group, const FewRows& few, const Piece& piece) {
+  const std::int64_t count = piece.to - piece.from;
   const std::int64_t* index = piece.tile->scale + piece.from;
-  alignas(64) float k_scales[kFewTile + W], v_scales[kFewTile + W];
-  if (step.kv.k_scale != nullptr) gather_scales(step.kv.k_scale + offset, index, step.sizes.B, count, k_scales);
-  if (step.kv.v_scale != nullptr) gather_scales(step.kv.v_scale + offset, index, step.sizes.B, count, v_scales);
-  for (std::int64_t r = 0; r < few.rows; ++r) {
-    float* scores = few.scores + r * few.score_stride;
-    if (step.kv.k_scale != nullptr) multiply(scores, k_scales, count);
-    shape_scores(step, piece, few.limits[r], g * few.heads_per_kv + r % few.heads_per_kv, scores);
+  alignas(64) float scales[kFewTile + W];
+  const auto each_row = [&](std::int64_t i, auto body) {
+    for (std::int64_t r = 0; r < few.rows; ++r) body(r, few.scores + (i * few.rows + r) * FewRows::kScoreStride);
+  };
+  for (std::int64_t i = 0; i < group.heads; ++i) {
+    const std::int64_t g = group.first_head + i;
+    if (step.kv.k_scale != nullptr) {
+      gather_scales(step.kv.k_scale + g * step.sizes.B, index, step.sizes.B, count, scales);
+      each_row(i, [&](std::int64_t, float* scores) { multiply(scores, scales, count); });
+    }
+    each_row(i, [&](std::int64_t r, float* scores) {
+      shape_scores(step, piece, few.limits[r], g * few.heads_per_kv + r % few.heads_per_kv, scores);
+    });
   }
-  softmax_rows(few, count, i);
+  Lines values(piece.tile->value + piece.from, count, step.kv.value.token_stride);
+  for (std::int64_t r = 0; r < few.all; r += W) softmax_rows(few, r, count, &values);
   if (step.kv.v_scale == nullptr) return;
-  for (std::int64_t r = 0; r < few.rows; ++r) {
-    scale_weights(piece, few.limits[r], v_scales, few.scores + r * few.score_stride);
+  for (std::int64_t i = 0; i < group.heads; ++i) {
+    gather_scales(step.kv.v_scale + (group.first_head + i) * step.sizes.B, index, step.sizes.B, count, scales);
+    each_row(i, [&](std::int64_t r, float* scores) { scale_weights(piece, few.limits[r], scales, scores); });
   }
 }
 

@@ -1,138 +1,123 @@
-// What the few-rows loops share: their working memory, the piece of positions in hand, and the fetching of the next.
+// What the few-rows loops share: their working memory and the piece of positions in hand.
 namespace pagegraft {
 namespace {
 
-// Positions of one tile: about 64 KiB of keys, so that the tile and the next one, keys and values, stay in the
-// second-level cache.
+// Positions of one tile: scores of all rows fit the first-level cache, and the upkeep of the states is spread out.
 constexpr std::int64_t kFewTile = 128;
-
-inline std::int64_t few_tile(const Step& step) {
-  std::int64_t keys = kFewTile;
-  while (keys > 16 && keys * step.kv.key.token_stride > 64 * 1024) keys /= 2;
-  return keys;
-}
+// Weights that have one unit where caches are read as words.
+constexpr std::int64_t kWeightGroup = 16;
+constexpr std::int64_t kWeightGroups = kFewTile / kWeightGroup;
+// Query rows whose scores are computed together, with kDotKeys keys.
+constexpr int kDotRows = 4;
+constexpr int kDotKeys = Simd::W / kDotRows;
 
 struct FewRows {
-  std::int64_t rows;      // per KV head
-  std::int64_t all;       // rows * KV heads
+  std::int64_t rows;    // per KV head
+  std::int64_t all;     // rows * KV heads; row r belongs to KV head r / rows
+  std::int64_t padded_rows;  // all, filled up with zeros to whole blocks
+  std::int64_t heads_per_kv;
   std::int64_t q_stride;  // floats
   std::int64_t v_stride;
-  std::int64_t score_stride;
-  std::int64_t state_stride;
-  std::int64_t in_hand;  // floats from one buffer of scores and factors to the other
-  std::int64_t heads_per_kv;
-  float* query;       // [all][q_stride]
-  float* sums;        // [all][v_stride]
-  float* max;         // [KV heads][state_stride]
-  float* total;       // [all][W], a part in each lane
-  float* scores;      // [rows][score_stride], of the KV head in hand
-  float* factors;     // [rows], likewise
-  RowLimits* limits;  // [rows]
+  float* query;    // [padded_rows][q_stride]
+  float* sums;     // [all][v_stride]
+  float* total;    // [all][W], a part in each lane
+  float* max;      // [all], as the next ones padded to whole vectors
+  float* factors;  // [all], what earlier sums are multiplied by
+  float* scores;   // [padded_rows][kScoreStride]
+  std::int64_t* key_head;    // [padded_rows], bytes from a token's key to that of the row's KV head
+  std::int64_t* value_head;  // [all]
+  RowLimits* limits;         // [rows]
+  float* angles;             // rotary angles of the token in hand
+  // Where caches are read as words, see few_words.inl:
+  std::int64_t w_stride;         // 0 otherwise
+  std::int16_t* words;           // [padded_rows][w_stride], the query rows
+  float* units;                  // [padded_rows][kDotKeys], the same for all keys
+  std::int32_t* surplus;         // likewise
+  std::int16_t* weight_words;    // [all + 1][kFewTile]
+  float* weight_units;           // [all + 1][kWeightGroups]
+  std::int32_t* weight_sums;     // likewise
 
-  // The same with the second buffer of scores and factors.
-  FewRows other() const {
-    FewRows few = *this;
-    few.scores += in_hand;
-    few.factors += in_hand;
-    return few;
-  }
+  static constexpr std::int64_t kScoreStride = kFewTile + W;
 };
 
-// Which element of a stored row of n lies at index i of a query row or of a row of sums.
-template <class S = Simd>
-inline std::int64_t element_at(const Step& step, std::int64_t i, std::int64_t n) {
-  if constexpr (S::kFours) {
-    constexpr std::int64_t kFour = 4 * W;
-    if (step.kv.key.type == Type::kInt4 && i < n / kFour * kFour) return i / kFour * kFour + S::four_int4(i % kFour);
-  }
-  return i;
-}
-
-// Brings a row of n floats into that order, or back out of it.
-inline void arrange(const Step& step, std::int64_t n, float* row, bool back) {
-  if (!Simd::kFours || step.kv.key.type != Type::kInt4) return;
-  float four[4 * W];
-  for (std::int64_t from = 0; from + 4 * W <= n; from += 4 * W) {
-    std::memcpy(four, row + from, sizeof(four));
-    for (std::int64_t i = 0; i < 4 * W; ++i) {
-      const std::int64_t e = element_at(step, i, 4 * W);
-      row[from + (back ? e : i)] = four[back ? i : e];
-    }
-  }
-}
-
-// Walks over rows of the next tile in the order of memory.
-struct Cursor {
-  const std::uint8_t* const* rows = nullptr;
-  std::int64_t count = 0;
-  std::int64_t stride = 0;
-  std::int64_t row = 0;
-  std::int64_t offset = 0;
-
-  // Start of the next `bytes` to fetch. A stretch may run over the end of a row: rows of a block adjoin.
-  const std::uint8_t* take(std::int64_t bytes) {
-    if (row >= count) return rows[0];  // all fetched: what is there already costs nothing
-    const std::uint8_t* start = rows[row] + offset;
-    offset += bytes;
-    while (offset >= stride) {
-      offset -= stride;
-      ++row;
-    }
-    return start;
-  }
-};
-
-// Where to fetch from while one block is computed: a line from one stream, then from the other.
-struct Ahead {
-  const std::uint8_t* first;
-  const std::uint8_t* second;
-
-  template <std::int64_t kBytes>
-  inline void fetch() {
-    constexpr std::int64_t kLine = kBytes < 64 ? kBytes : 64;
-#pragma GCC unroll 16
-    for (std::int64_t i = 0; i < kBytes; i += kLine) {
-      __builtin_prefetch(first, 0, 2);
-      const std::uint8_t* next = first + kLine;
-      first = second;
-      second = next;
-    }
-  }
-};
-
-// Fetches the next tile, its keys and values side by side (halves of the keys where they are the values as well): the
-// memory system serves two ascending streams faster than one.
-class Fetcher {
- public:
-  Fetcher(const Step& step, const std::uint8_t* const* keys, const std::uint8_t* const* values, std::int64_t count) {
-    const std::int64_t k = step.kv.key.token_stride, v = step.kv.value.token_stride, half = count / 2;
-    if (step.config.latent) {
-      first_ = {keys, half, k, 0, 0};
-      second_ = {keys + half, count - half, k, 0, 0};
-    } else {
-      first_ = {keys, count, k, 0, 0};
-      second_ = {values, count, v, 0, 0};
-      if (k != v) rate_ = 64 * (k > v ? k : v) / (k + v) + 1;  // the wider must be done in time
-    }
-  }
-
-  // What to fetch while `bytes` of this tile are read.
-  Ahead take(std::int64_t bytes) {
-    const std::int64_t share = (bytes * rate_ + 63) / 64;
-    return {first_.take(share), second_.take(share)};
-  }
-
- private:
-  Cursor first_, second_;
-  std::int64_t rate_ = 32;  // bytes of each stream to bytes read, in 64ths
-};
-
-// One tile's positions within the unit's, for one KV head.
+// One tile's positions within the unit's.
 struct Piece {
   const Tile* tile;
   std::int64_t from, to;
   bool masked;  // some row does not see some position
 };
+
+// Elements of a cache line.
+template <Type kType>
+constexpr std::int64_t kLine = 64 / stored_bytes<kType>(4) * 4;
+
+// Where to fetch while tokens side by side are read: kBytes further on in each of their rows, or in the rows of the tokens
+// that are read next.
+class Ahead {
+ public:
+  Ahead(const std::uint8_t* const* now, const std::uint8_t* const* next, std::int64_t stride)
+      : now_(now), next_(next), stride_(stride) {}
+
+  // For what token `k` has from `offset` on.
+  const std::uint8_t* of(std::int64_t k, std::int64_t offset) const {
+    const std::int64_t on = offset + kBytes;
+    return on < stride_ ? now_[k] + on : next_[k] + (on - stride_);
+  }
+
+ private:
+  static constexpr std::int64_t kBytes = 2048;
+
+  const std::uint8_t* const* now_;
+  const std::uint8_t* const* next_;
+  std::int64_t stride_;
+};
+
+// Fetches rows from their start, a cache line a call.
+class Lines {
+ public:
+  Lines(const std::uint8_t* const* rows, std::int64_t count, std::int64_t stride)
+      : rows_(rows), count_(count), stride_(stride) {}
+
+  void fetch() {
+    if (row_ == count_) return;
+    __builtin_prefetch(rows_[row_] + offset_);
+    offset_ += 64;
+    if (offset_ < stride_) return;
+    offset_ = 0;
+    ++row_;
+  }
+
+ private:
+  const std::uint8_t* const* rows_;
+  std::int64_t count_, stride_;
+  std::int64_t row_ = 0, offset_ = 0;
+};
+
+// Cuts the rows of one KV head into chunks of at most kDotRows: calls body(first row, number of rows as a constant).
+template <class Body>
+inline void each_chunk(std::int64_t rows, Body body) {
+  std::int64_t r = 0;
+  for (; rows - r >= 4; r += 4) body(r, std::integral_constant<int, 4>());
+  if (rows - r == 3) body(r, std::integral_constant<int, 3>());
+  if (rows - r == 2) body(r, std::integral_constant<int, 2>());
+  if (rows - r == 1) body(r, std::integral_constant<int, 1>());
+}
+
+// Calls body(first row, rows, share) for blocks of at most kDotRows rows, each `share` of which belong to one KV head: the
+// heads' chunks, or chunks of several heads together where they are small.
+template <class Body>
+inline void each_block(const FewRows& few, Body body) {
+  using Four = std::integral_constant<int, 4>;
+  if (few.rows == 1) {
+    for (std::int64_t r = 0; r < few.all; r += 4) body(r, Four(), std::integral_constant<int, 1>());
+  } else if (few.rows == 2) {
+    for (std::int64_t r = 0; r < few.all; r += 4) body(r, Four(), std::integral_constant<int, 2>());
+  } else {
+    for (std::int64_t head = 0; head < few.all; head += few.rows) {
+      each_chunk(few.rows, [&](std::int64_t r, auto rows) { body(head + r, rows, rows); });
+    }
+  }
+}
 
 }  // namespace
 }  // namespace pagegraft

@@ -13,8 +13,9 @@ struct Simd {
   static constexpr const char* kName = "neon";
   static constexpr int kTileKeys = 8;
   static constexpr int kTileRows = 8;
-  static constexpr int kFewVectors = 4;
+  static constexpr int kWeighKeys = 4;      // keys of a few-rows PV step
   static constexpr bool kFours = false;
+  static constexpr bool kWords = false;
 
   static F load(const float* p) { return vld1q_f32(p); }
   static void store(float* p, F x) { vst1q_f32(p, x); }

@@ -13,8 +13,9 @@ struct Simd {
   static constexpr const char* kName = "scalar";
   static constexpr int kTileKeys = 2;
   static constexpr int kTileRows = 2;
-  static constexpr int kFewVectors = 2;
+  static constexpr int kWeighKeys = 2;      // keys of a few-rows PV step
   static constexpr bool kFours = false;
+  static constexpr bool kWords = false;
 
   template <class Op>
   static F map(Op op) {

@@ -30,14 +30,13 @@ inline F load_stored(const std::uint8_t* p) {
 
 // Whether the few-rows loops load this type by fours of vectors, where whole ones are left of a row.
 template <Type kType>
-constexpr bool kInFours = Simd::kFours && (kType == Type::kFloat8 || kType == Type::kInt4);
+constexpr bool kInFours = Simd::kFours && kType == Type::kFloat8;
 
-// The next kVectors vectors. A four of int4 comes in the order of Simd::four_int4.
+// The next kVectors vectors.
 template <Type kType, int kVectors, class S = Simd>
 inline void load_vectors(const std::uint8_t* p, F* out) {
   if constexpr (kInFours<kType> && kVectors == 4) {
-    if constexpr (kType == Type::kFloat8) S::load_four_float8(p, out);
-    if constexpr (kType == Type::kInt4) S::load_four_int4(p, out);
+    S::load_four_float8(p, out);
   } else {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) out[v] = load_stored<kType>(p + stored_bytes<kType>(v * W));
