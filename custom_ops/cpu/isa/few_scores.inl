@@ -4,24 +4,27 @@ namespace {
 
 // Scores of kRows query rows from row `r` on, kShare of them to a KV head, against kDotKeys keys.
 template <Type kType, int kRows, int kShare>
-inline void dot_block(const FewRows& few, std::int64_t r, const std::uint8_t* const* keys, const Ahead& ahead,
+inline void dot_block(const FewRows& few, std::int64_t r, const std::uint8_t* const* keys, const Ahead<kDotKeys>& ahead,
                       std::int64_t D, float* scores) {
   constexpr int kHeads = kRows / kShare;
   const float* query = few.query + r * few.q_stride;
   F sums[Simd::W];
 #pragma GCC unroll 16
   for (int i = 0; i < Simd::W; ++i) sums[i] = Simd::zero();
-  const std::uint8_t *rows[kHeads][kDotKeys], *later[kHeads][kDotKeys];
+  const std::uint8_t *rows[kHeads][kDotKeys], *near[kHeads][kDotKeys],
+      *far[kHeads][kDotKeys];
 #pragma GCC unroll 16
   for (int i = 0; i < kHeads * kDotKeys; ++i) {
     const std::int64_t head = few.key_head[r + i / kDotKeys * kShare];
     rows[i / kDotKeys][i % kDotKeys] = keys[i % kDotKeys] + head;
-    later[i / kDotKeys][i % kDotKeys] = ahead.of(i % kDotKeys, head);
+    near[i / kDotKeys][i % kDotKeys] = ahead.near(i % kDotKeys, head + kNear);
+    far[i / kDotKeys][i % kDotKeys] = ahead.far(i % kDotKeys, head);
   }
   const auto fetch = [&](std::int64_t d) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int i = 0; i < kHeads * kDotKeys; ++i) {
-      __builtin_prefetch(later[i / kDotKeys][i % kDotKeys] + stored_bytes<kType>(d));
+      __builtin_prefetch(far[i / kDotKeys][i % kDotKeys] + stored_bytes<kType>(d), 0, 2);
+      __builtin_prefetch(near[i / kDotKeys][i % kDotKeys] + stored_bytes<kType>(d));
     }
   };
   const auto step = [&](std::int64_t d, auto load) __attribute__((always_inline)) {
@@ -82,16 +85,17 @@ inline void dot_block(const FewRows& few, std::int64_t r, const std::uint8_t* co
 template <class Body>
 inline void dot_tokens(const Step& step, const Piece& piece, Body body) {
   const std::uint8_t* const* keys = piece.tile->key + piece.from;
-  for (std::int64_t j = 0; j < piece.to - piece.from; j += kDotKeys) {
-    const bool last = j + kDotKeys >= piece.to - piece.from;
-    const Ahead ahead(keys + j, last ? piece.tile->value + piece.from : keys + j + kDotKeys, step.kv.key.token_stride);
+  const std::int64_t count = piece.to - piece.from;
+  Ahead<kDotKeys> ahead(keys, count, piece.tile->value + piece.from, step.kv.key.token_stride);
+  for (std::int64_t j = 0; j < count; j += kDotKeys) {
+    ahead.move(j);
     body(j, keys + j, ahead);
   }
 }
 
 template <Type kType>
 void dot_tile(const Step& step, const FewRows& few, const Piece& piece) {
-  dot_tokens(step, piece, [&](std::int64_t j, const std::uint8_t* const* keys, const Ahead& ahead) {
+  dot_tokens(step, piece, [&](std::int64_t j, const std::uint8_t* const* keys, const auto& ahead) {
     each_block(few, [&](std::int64_t r, auto rows, auto share) {
       dot_block<kType, rows.value, share.value>(few, r, keys, ahead, step.sizes.D,
                                                 few.scores + r * FewRows::kScoreStride + j);

@@ -51,26 +51,48 @@ struct Piece {
 template <Type kType>
 constexpr std::int64_t kLine = 64 / stored_bytes<kType>(4) * 4;
 
-// Where to fetch while tokens side by side are read: kBytes further on in each of their rows, or in the rows of the tokens
-// that are read next.
+// Where to fetch from while kStep tokens side by side are read: a little further on in their rows for the first-level cache,
+// and some steps further for the second-level one, to which more can be on its way at once.
+template <int kStep>
 class Ahead {
  public:
-  Ahead(const std::uint8_t* const* now, const std::uint8_t* const* next, std::int64_t stride)
-      : now_(now), next_(next), stride_(stride) {}
-
-  // For what token `k` has from `offset` on.
-  const std::uint8_t* of(std::int64_t k, std::int64_t offset) const {
-    const std::int64_t on = offset + kBytes;
-    return on < stride_ ? now_[k] + on : next_[k] + (on - stride_);
+  // `count` tokens are read from `rows`, then those of `after`.
+  Ahead(const std::uint8_t* const* rows, std::int64_t count, const std::uint8_t* const* after, std::int64_t stride)
+      : rows_(rows), after_(after), count_((count + kStep - 1) / kStep * kStep), stride_(stride) {
+    const std::int64_t steps = kFar / stride;
+    far_steps_ = steps < 1 ? 1 : steps > kMostSteps ? kMostSteps : steps;
   }
 
- private:
-  static constexpr std::int64_t kBytes = 2048;
+  // Moves on to the tokens from `j` on.
+  void move(std::int64_t j) {
+    now_ = rows_ + j;
+    next_ = rows_from(j + kStep);
+    far_ = rows_from(j + far_steps_ * kStep);
+  }
 
-  const std::uint8_t* const* now_;
-  const std::uint8_t* const* next_;
-  std::int64_t stride_;
+  // Byte `offset` of the row of token `k`, or what lies that far on in the row of the token after it.
+  const std::uint8_t* near(std::int64_t k, std::int64_t offset) const {
+    return offset < stride_ ? now_[k] + offset : next_[k] + (offset - stride_);
+  }
+  // The same byte some steps further.
+  const std::uint8_t* far(std::int64_t k, std::int64_t offset) const { return far_[k] + offset; }
+
+ private:
+  static constexpr std::int64_t kFar = 2048;              // bytes of each of the rows
+  static constexpr std::int64_t kMostSteps = 16 / kStep;  // Tile pads its arrays by 16 tokens
+
+  const std::uint8_t* const* rows_from(std::int64_t j) const { return j < count_ ? rows_ + j : after_ + (j - count_); }
+
+  const std::uint8_t* const* rows_;
+  const std::uint8_t* const* after_;
+  std::int64_t count_, stride_, far_steps_;
+  const std::uint8_t* const* now_ = nullptr;
+  const std::uint8_t* const* next_ = nullptr;
+  const std::uint8_t* const* far_ = nullptr;
 };
+
+// How far on in a row floating-point caches are fetched for the first-level cache. (All distances are measured.)
+constexpr std::int64_t kNear = 1024;
 
 // Fetches rows from their start, a cache line a call.
 class Lines {

@@ -5,19 +5,23 @@ namespace {
 // sums += weights . values for kShare rows of one KV head from row `r` on and kWeighKeys positions from `j` on.
 template <Type kType, int kShare>
 inline void weigh_block(const FewRows& few, std::int64_t r, std::int64_t j, const std::uint8_t* const* values,
-                        const Ahead& ahead, std::int64_t Dv) {
+                        const Ahead<Simd::kWeighKeys>& ahead, std::int64_t Dv) {
   constexpr int kKeys = Simd::kWeighKeys;
   const float* weights = few.scores + r * FewRows::kScoreStride + j;
   float* sums = few.sums + r * few.v_stride;
-  const std::uint8_t *rows[kKeys], *later[kKeys];
+  const std::uint8_t *rows[kKeys], *near[kKeys], *far[kKeys];
 #pragma GCC unroll 4
   for (int k = 0; k < kKeys; ++k) {
     rows[k] = values[k] + few.value_head[r];
-    later[k] = ahead.of(k, few.value_head[r]);
+    near[k] = ahead.near(k, few.value_head[r] + kNear);
+    far[k] = ahead.far(k, few.value_head[r]);
   }
   const auto fetch = [&](std::int64_t c) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-    for (int k = 0; k < kKeys; ++k) __builtin_prefetch(later[k] + stored_bytes<kType>(c));
+    for (int k = 0; k < kKeys; ++k) {
+      __builtin_prefetch(far[k] + stored_bytes<kType>(c), 0, 2);
+      __builtin_prefetch(near[k] + stored_bytes<kType>(c));
+    }
   };
   std::int64_t c = 0;
   if constexpr (kInFours<kType>) {
@@ -84,12 +88,12 @@ void weigh_tile(const Step& step, const FewRows& few, const Piece& piece) {
   constexpr int kKeys = Simd::kWeighKeys;
   const std::uint8_t* const* values = piece.tile->value + piece.from;
   const std::int64_t count = piece.to - piece.from;
+  Ahead<kKeys> ahead(values, count, piece.tile->key + piece.to, step.kv.value.token_stride);
   for (std::int64_t j = 0; j < count; j += kKeys) {
     // Beyond the piece weights are zero, but a value may be anything.
     const std::uint8_t* rows[kKeys];
     for (int k = 0; k < kKeys; ++k) rows[k] = values[j + k < count ? j + k : count - 1];
-    const bool last = j + kKeys >= count;
-    const Ahead ahead(rows, last ? piece.tile->key + piece.to : values + j + kKeys, step.kv.value.token_stride);
+    ahead.move(j);
     for (std::int64_t head = 0; head < few.all; head += few.rows) {
       each_chunk(few.rows, [&](std::int64_t r, auto share) {
         weigh_block<kType, share.value>(few, head + r, j, rows, ahead, step.sizes.Dv);

@@ -18,6 +18,9 @@ constexpr std::int32_t excess(int v) {
   return kType == Type::kInt4 ? 8 : v == 0 ? 128 : 0;
 }
 
+// How far on in a row codes are fetched for the first-level cache.
+constexpr std::int64_t kNearWords = 2048;
+
 template <Type kType>
 constexpr bool kInWords = Simd::kWords && (kType == Type::kInt8 || kType == Type::kInt4);
 
@@ -100,7 +103,7 @@ void queries_to_words(const FewRows& few, std::int64_t D) {
 // As dot_block. kChunks is the number of chunks in a row, or 0 for any D: with a loop or a tail the compiler moves the sums
 // between registers all the time.
 template <Type kType, int kRows, int kShare, int kChunks, class S = Simd>
-inline void dot_words_block(const FewRows& few, std::int64_t r, const std::uint8_t* const* keys, const Ahead& ahead,
+inline void dot_words_block(const FewRows& few, std::int64_t r, const std::uint8_t* const* keys, const Ahead<kDotKeys>& ahead,
                             std::int64_t D, float* scores) {
   using I = typename S::I;
   constexpr int kHeads = kRows / kShare;
@@ -108,19 +111,19 @@ inline void dot_words_block(const FewRows& few, std::int64_t r, const std::uint8
   I sums[S::W];
 #pragma GCC unroll 16
   for (int i = 0; i < S::W; ++i) sums[i] = S::no_words();
-  const std::uint8_t *rows[kHeads][kDotKeys], *later[kHeads][kDotKeys];
+  const std::uint8_t *rows[kHeads][kDotKeys], *near[kHeads][kDotKeys];
 #pragma GCC unroll 16
   for (int i = 0; i < kHeads * kDotKeys; ++i) {
     const std::int64_t head = few.key_head[r + i / kDotKeys * kShare];
     rows[i / kDotKeys][i % kDotKeys] = keys[i % kDotKeys] + head;
-    later[i / kDotKeys][i % kDotKeys] = ahead.of(i % kDotKeys, head);
+    near[i / kDotKeys][i % kDotKeys] = ahead.near(i % kDotKeys, head + kNearWords);
   }
   const auto step = [&](std::int64_t c, auto load) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int h = 0; h < kHeads; ++h) {
       I chunk[kDotKeys];
 #pragma GCC unroll 4
-      for (int k = 0; k < kDotKeys; ++k) __builtin_prefetch(later[h][k] + c * kChunkBytes);
+      for (int k = 0; k < kDotKeys; ++k) __builtin_prefetch(near[h][k] + c * kChunkBytes);
 #pragma GCC unroll 4
       for (int k = 0; k < kDotKeys; ++k) chunk[k] = load(rows[h][k] + c * kChunkBytes);
       S::template each_vector<kCodesPerWord<kType>>([&](auto v) __attribute__((always_inline)) {
@@ -177,7 +180,7 @@ template <Type kType>
 void dot_words_tile(const Step& step, const FewRows& few, const Piece& piece) {
   const std::int64_t D = step.sizes.D;
   const auto all = [&](auto chunks) {
-    dot_tokens(step, piece, [&](std::int64_t j, const std::uint8_t* const* keys, const Ahead& ahead) {
+    dot_tokens(step, piece, [&](std::int64_t j, const std::uint8_t* const* keys, const auto& ahead) {
       each_block(few, [&](std::int64_t r, auto rows, auto share) {
         dot_words_block<kType, rows.value, share.value, chunks.value>(few, r, keys, ahead, D,
                                                                       few.scores + r * FewRows::kScoreStride + j);
