@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import ml_dtypes
@@ -27,7 +28,7 @@ __all__ = [
     "paged",
     "paged_output",
     "paging",
-    "shuffled_table",
+    "shuffled_tables",
     "small_chain",
 ]
 
@@ -73,6 +74,10 @@ class Shape:
         """Bytes of keys and values that the step reads."""
         width = spec.cache_head_width(self.head_size, cache) * _NUMPY[cache].itemsize
         return 2 * self.sequences * self.total * self.kv_heads * width
+
+    def copies(self, cache: str) -> int:
+        """Caches of a type that take the memory of one of float32."""
+        return round(self.kv_bytes("float32") / self.kv_bytes(cache))
 
     def useful_flops(self) -> int:
         """Operations of both products over what the causal mask leaves."""
@@ -127,8 +132,12 @@ def bound(
     inputs: Mapping[str, ort.OrtValue],
     outputs: Mapping[str, ort.OrtValue | int],
     threads: int,
+    in_turn: Mapping[str, Sequence[ort.OrtValue]] | None = None,
 ) -> Run:
-    """Binds once; an output given by its type alone is allocated by onnxruntime in each run."""
+    """Binds once; an output given by its type alone is allocated by onnxruntime in each run.
+
+    Inputs of `in_turn` take their values one a run, from the first again after the last.
+    """
     types = {n: v if isinstance(v, int) else v.element_type() for n, v in outputs.items()}
     session = _session(_model(nodes, inputs, types), threads)
     binding = session.io_binding()
@@ -140,10 +149,14 @@ def bound(
         else:
             binding.bind_ortvalue_output(name, out)
 
+    turns = [(name, cycle(values)) for name, values in (in_turn or {}).items()]
+
     def run() -> None:
+        for name, values in turns:
+            binding.bind_ortvalue_input(name, next(values))
         session.run_with_iobinding(binding)
 
-    run.__dict__["memory"] = (inputs, outputs)  # a binding does not keep numpy's memory alive
+    run.__dict__["memory"] = (inputs, outputs, in_turn)  # a binding does not keep numpy's memory alive
     return run
 
 
@@ -162,25 +175,33 @@ def _packed(shape: Shape) -> dict[str, ort.OrtValue]:
     }
 
 
-def shuffled_table(shape: Shape) -> Array:
-    """The blocks of each sequence, a row each, in random order; depends on nothing but the number of blocks."""
+def shuffled_tables(shape: Shape, copies: int) -> Array:
+    """Block tables of `copies` separate caches [copies, sequences, blocks], in random order.
+
+    Depends on nothing but the number of blocks.
+    """
     width = -(-shape.total // shape.block_size)
-    return np.random.default_rng(1).permutation(shape.sequences * width).reshape(shape.sequences, width)
+    blocks = copies * shape.sequences * width
+    return np.random.default_rng(1).permutation(blocks).reshape(copies, shape.sequences, width)
 
 
-def paging(shape: Shape) -> dict[str, ort.OrtValue]:
-    """Lengths and a shuffled block table."""
+def paging(shape: Shape, table: Array) -> dict[str, ort.OrtValue]:
+    """Lengths and the block table."""
     return {
         "cumulative_sequence_length": numbers(np.arange(shape.sequences + 1) * shape.new),
         "past_seqlens": numbers([shape.past] * shape.sequences),
-        "block_table": numbers(shuffled_table(shape)),
+        "block_table": numbers(table),
     }
 
 
-def paged(shape: Shape, *, cache: str, threads: int) -> Run:
-    """Our op with caches updated in place, blocks shuffled; int8 is PER_TOKEN, other codes PER_CHANNEL."""
-    inputs = {**_packed(shape), **paging(shape)}
-    blocks = shape.sequences * inputs["block_table"].shape()[1]
+def paged(shape: Shape, *, cache: str, threads: int, copies: int = 1) -> Run:
+    """Our op with caches updated in place, blocks shuffled; int8 is PER_TOKEN, other codes PER_CHANNEL.
+
+    Runs read `copies` caches in turn: without that a small one stays in a large last-level cache.
+    """
+    tables = shuffled_tables(shape, copies)
+    inputs = {**_packed(shape), **paging(shape, tables[0])}
+    blocks = tables.size
     dims = [blocks, shape.block_size, shape.kv_heads, spec.cache_head_width(shape.head_size, cache)]
     attributes: dict[str, Any] = {"num_heads": shape.heads, "kv_num_heads": shape.kv_heads}
     outputs: dict[str, ort.OrtValue | int] = {"output": filled(inputs["query"].shape(), np.dtype(np.float32))}
@@ -197,7 +218,8 @@ def paged(shape: Shape, *, cache: str, threads: int) -> Run:
             inputs[f"{letter}_scale"] = scale
             if per_token:
                 outputs[f"{letter}_scale_out"] = scale
-    return bound([_paged_node(inputs, outputs, attributes)], inputs, outputs, threads)
+    in_turn = {"block_table": [numbers(table) for table in tables]}
+    return bound([_paged_node(inputs, outputs, attributes)], inputs, outputs, threads, in_turn)
 
 
 def paged_output(shape: Shape, packed: Mapping[str, Array], caches: Mapping[str, Array]) -> Array:
@@ -206,7 +228,7 @@ def paged_output(shape: Shape, packed: Mapping[str, Array], caches: Mapping[str,
     `key_cache` and `value_cache` [blocks, block size, KV heads, head size] are updated in place.
     """
     inputs = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in {**packed, **caches}.items()}
-    inputs |= paging(shape)
+    inputs |= paging(shape, shuffled_tables(shape, 1)[0])
     output = np.empty_like(packed["query"])
     outputs: dict[str, ort.OrtValue | int] = {"output": ort.OrtValue.ortvalue_from_numpy(output)}
     outputs |= {f"{name}_out": inputs[name] for name in caches}
@@ -231,7 +253,7 @@ def _paged_node(
 def small_chain(layers: int, *, threads: int) -> Run:
     """`layers` of our op in a row on one token of a tiny shape, the output of each the query of the next."""
     shape = Shape(sequences=1, past=30, new=1, heads=4, kv_heads=2, head_size=16, block_size=16)
-    inputs = {**_packed(shape), **paging(shape)}
+    inputs = {**_packed(shape), **paging(shape, shuffled_tables(shape, 1)[0])}
     outputs: dict[str, ort.OrtValue | int] = {}
     nodes = []
     source = "query"

@@ -1,6 +1,6 @@
 """Speed of the CPU op against this machine's limits and against other attentions of onnxruntime, in one run.
 
-    python tests/performance/op_bench.py [--threads 2] [--rounds 7] [--only decode,long,...] [--json - | FILE]
+    python tests/performance/op_bench.py [--threads 2] [--rounds 9] [--only decode,long,...] [--json - | FILE]
     python tests/performance/op_bench.py --table     # the figures for a README, with what they were measured on
 
 Every figure is a median over rounds in which all contenders take turns, so that a busy machine slows all of them alike;
@@ -38,6 +38,7 @@ from pagegraft.custom_ops import library_path
 
 Run = Callable[[], None]
 _SPINNING_SECONDS = 0.03
+_WARMING_SECONDS = 0.03
 _OPENVINO = "2026.4."
 Figures = dict[str, float]
 
@@ -46,13 +47,17 @@ def medians(contenders: Mapping[str, Run], rounds: int) -> dict[str, float]:
     """Median seconds of each contender; all take turns in every round.
 
     The threads of an onnxruntime session go on spinning for a while after a run and would take the cores from whoever
-    comes next: each turn waits for that to end, then runs once unmeasured to wake its own threads.
+    comes next: each turn waits for that to end, then runs unmeasured until its own threads and the processor are at
+    speed again, as they are between the steps of a server.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, run in contenders.items():
             time.sleep(_SPINNING_SECONDS)
+            warm = time.perf_counter() + _WARMING_SECONDS
             run()
+            while time.perf_counter() < warm:
+                run()
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)
@@ -81,7 +86,7 @@ def decode(machine: Machine, threads: int, rounds: int) -> Figures:
     """8 sequences of 4096 tokens, 32 query and 8 KV heads of 128: by cache type and block size, against the stream."""
     shape = Shape(sequences=8, past=4095, new=1, heads=32, kv_heads=8, head_size=128, block_size=16)
     types = ("float32", "float16", "bfloat16", "int8", "float8e4m3fn", "int4")
-    contenders: dict[str, Run] = {t: paged(shape, cache=t, threads=threads) for t in types}
+    contenders: dict[str, Run] = {t: paged(shape, cache=t, threads=threads, copies=shape.copies(t)) for t in types}
     contenders["float32_block128"] = paged(shape.with_block(128), cache="float32", threads=threads)
     stream = machine.reader(shape.kv_bytes("float32"), threads)
     theirs = openvino(shape, {f"openvino_{name}": name for name in ("float32", "float16", "int8")}, threads)
@@ -105,7 +110,7 @@ def long_context(machine: Machine, threads: int, rounds: int) -> Figures:
         {
             "long_1": paged(shape, cache="float32", threads=1),
             "long_n": paged(shape, cache="float32", threads=threads),
-            "short_n": paged(short, cache="float32", threads=threads),
+            "short_n": paged(short, cache="float32", threads=threads, copies=shape.total // short.total),
             "stream_1": machine.reader(size, 1),
             "stream_n": machine.reader(size, threads),
         },
@@ -192,7 +197,7 @@ def main() -> int:
     """Command line entry; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default=",".join(PARTS), help="parts, comma separated: " + ", ".join(PARTS))
     parser.add_argument("--json", help="write the figures as JSON to this file, - for standard output")
     parser.add_argument("--table", action="store_true", help="say above the table what it was measured on")

@@ -7,11 +7,12 @@ and caches are [blocks, KV heads, 32, head size], updated in place as ours are.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import openvino
-from attention_models import Array, Run, Shape, paged_output, shuffled_table
+from attention_models import Array, Run, Shape, paged_output, shuffled_tables
 from openvino import Type, opset13
 from openvino.op import _PagedAttentionExtension
 
@@ -43,10 +44,17 @@ def openvino_attention(shape: Shape, *, cache: str, threads: int) -> Run:
     compiled = openvino.Core().compile_model(_model(shape), "CPU", properties)
     _check(compiled, replace(shape, **_CHECKED), precision, tolerance)
     shape = shape.with_block(_BLOCK)
-    request = _Step(compiled, _caches(compiled, shape, precision))
+    tables = shuffled_tables(shape, shape.copies(cache))
+    request = _Step(compiled, _caches(compiled, tables.size, precision))
     request.fill(shape)
-    request.bind(_drawn(shape), [shape.past] * shape.sequences, shuffled_table(shape))
-    return request.run
+    request.bind(_drawn(shape), [shape.past] * shape.sequences, tables[0])
+    in_turn = cycle(tables)
+
+    def run() -> None:
+        request.bind_table(next(in_turn))
+        request.run()
+
+    return run
 
 
 def _drawn(shape: Shape) -> list[Array]:
@@ -102,12 +110,12 @@ def _model(shape: Shape) -> openvino.Model:
     return openvino.Model([node.output(0)], [*packed, *caches, *paging, longest], "attention")
 
 
-def _caches(compiled: openvino.CompiledModel, shape: Shape, precision: str) -> list[Array]:
+def _caches(compiled: openvino.CompiledModel, blocks: int, precision: str) -> list[Array]:
     """Zeros in numpy's memory, which has huge pages as our caches have."""
     caches = []
     for name in _CACHES:
         block = [size.get_length() for size in list(compiled.input(name).get_partial_shape())[1:]]  # u8: with scales
-        caches.append(np.zeros((shuffled_table(shape).size, *block), _NUMPY[precision]))
+        caches.append(np.zeros((blocks, *block), _NUMPY[precision]))
     return caches
 
 
@@ -128,15 +136,20 @@ class _Step:
         numbers = {
             "past_lens": past,
             "subsequence_begins": np.arange(len(past) + 1) * new,
-            "block_indices": table.reshape(-1),
             "block_indices_begins": blocks,
             "max_context_len": max(past) + new,
         }
         self._arrays |= dict(zip(_PACKED, packed, strict=True))
         self._arrays |= {name: np.asarray(value, np.int32) for name, value in numbers.items()}
+        self.bind_table(table)
         for name, array in self._arrays.items():
             if name not in _CACHES:
                 self._request.set_tensor(name, openvino.Tensor(array, shared_memory=array.ndim > 0))
+
+    def bind_table(self, table: Array) -> None:
+        """Another row of blocks per sequence."""
+        self._arrays["block_indices"] = table.reshape(-1).astype(np.int32)
+        self._request.set_tensor("block_indices", openvino.Tensor(self._arrays["block_indices"], shared_memory=True))
 
     def run(self) -> None:
         """Runs once; `infer` would copy the output besides."""
@@ -157,8 +170,8 @@ class _Step:
 
 def _check(compiled: openvino.CompiledModel, shape: Shape, precision: str, tolerance: float) -> None:
     """Its prompts, then its next tokens, against our op's, both with blocks in shuffled order."""
-    theirs = _Step(compiled, _caches(compiled, shape, precision))
-    table = shuffled_table(shape)
+    table = shuffled_tables(shape, 1)[0]
+    theirs = _Step(compiled, _caches(compiled, table.size, precision))
     dims = (table.size, _BLOCK, shape.kv_heads, shape.head_size)
     ours = {name: np.zeros(dims, np.float32) for name in _CACHES}
     for step in (replace(shape, past=0, new=shape.past), shape):

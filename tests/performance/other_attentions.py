@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnxruntime as ort
-from attention_models import Run, Shape, bound, filled, numbers, paging
+from attention_models import Run, Shape, bound, filled, numbers, shuffled_tables
 from onnx import TensorProto, helper
 
 __all__ = [
@@ -106,9 +106,9 @@ def concat_attention(shape: Shape, *, threads: int) -> Run:
 
 def gathered_attention(shape: Shape, *, threads: int) -> Run:
     """A paged cache without the op: blocks gathered into contiguous keys and values, then attention as exported."""
-    tables = paging(shape)
-    blocks = shape.sequences * tables["block_table"].shape()[1]
-    inputs = {**_head_major(shape), **_exported_constants(shape), "block_table": tables["block_table"]}
+    table = shuffled_tables(shape, 1)[0]
+    blocks = table.size
+    inputs = {**_head_major(shape), **_exported_constants(shape), "block_table": numbers(table)}
     del inputs["key"], inputs["value"]
     inputs["flat"] = numbers([shape.sequences, -1, shape.kv_heads, shape.head_size], np.int64)
     for name, number in (("length", shape.total), ("zero", 0), ("one", 1)):

@@ -188,7 +188,7 @@ struct Simd {
   static F reduce_each(const F* a) {
     return reduce_each(a, [](F x, F y) { return _mm512_add_ps(x, y); }, [](F x) { return x; });
   }
-  static I reduce_each(const I* a) {
+  static inline __attribute__((always_inline)) I reduce_each(const I* a) {
     const auto add = [](F x, F y) {
       return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_castps_si512(y)));
     };
@@ -200,7 +200,7 @@ struct Simd {
 
  private:
   template <class V, class Join, class Cast>
-  static F reduce_each(const V* vectors, Join join, Cast cast) {
+  static inline __attribute__((always_inline)) F reduce_each(const V* vectors, Join join, Cast cast) {
     F b[8], c[4];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {

@@ -86,6 +86,7 @@ FewRows prepare_few(const Step& step, const Group& group, Scratch* scratch) {
 template <Type kType>
 void few_piece(const Step& step, const Group& group, const FewRows& few, const Piece& piece) {
   const std::int64_t count = piece.to - piece.from;
+  fetch_scales(step, group, piece);
   if constexpr (kInWords<kType>) {
     dot_words_tile<kType>(step, few, piece);
   } else {

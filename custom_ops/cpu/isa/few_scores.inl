@@ -172,6 +172,18 @@ inline void gather_scales(const float* scales, const std::int64_t* index, std::i
   }
 }
 
+// Fetches the per-token scales of a piece, of all KV heads of the group. (gcc removes calls of functions that only fetch.)
+inline __attribute__((always_inline)) void fetch_scales(const Step& step, const Group& group, const Piece& piece) {
+  const std::int64_t B = step.sizes.B, heads = group.heads * B, first = group.first_head * B;
+  for (const float* scales : {step.kv.k_scale, step.kv.v_scale}) {
+    if (scales == nullptr) continue;
+    for (std::int64_t j = piece.from; j < piece.to; j += B) {
+      const float* block = scales + piece.tile->scale[j] / B * B + first;
+      for (std::int64_t i = 0; i < heads; i += 16) __builtin_prefetch(block + i);
+    }
+  }
+}
+
 inline void multiply(float* row, const float* factors, std::int64_t count) {
   for (std::int64_t j = 0; j < count; j += W) {
     Simd::store(row + j, Simd::mul(Simd::load(row + j), Simd::load(factors + j)));

@@ -18,9 +18,6 @@ constexpr std::int32_t excess(int v) {
   return kType == Type::kInt4 ? 8 : v == 0 ? 128 : 0;
 }
 
-// How far on in a row codes are fetched for the first-level cache.
-constexpr std::int64_t kNearWords = 2048;
-
 template <Type kType>
 constexpr bool kInWords = Simd::kWords && (kType == Type::kInt8 || kType == Type::kInt4);
 
@@ -111,19 +108,24 @@ inline void dot_words_block(const FewRows& few, std::int64_t r, const std::uint8
   I sums[S::W];
 #pragma GCC unroll 16
   for (int i = 0; i < S::W; ++i) sums[i] = S::no_words();
-  const std::uint8_t *rows[kHeads][kDotKeys], *near[kHeads][kDotKeys];
+  const std::uint8_t *rows[kHeads][kDotKeys], *near[kHeads][kDotKeys],
+      *far[kHeads][kDotKeys];
 #pragma GCC unroll 16
   for (int i = 0; i < kHeads * kDotKeys; ++i) {
     const std::int64_t head = few.key_head[r + i / kDotKeys * kShare];
     rows[i / kDotKeys][i % kDotKeys] = keys[i % kDotKeys] + head;
-    near[i / kDotKeys][i % kDotKeys] = ahead.near(i % kDotKeys, head + kNearWords);
+    near[i / kDotKeys][i % kDotKeys] = ahead.near(i % kDotKeys, head + kNear);
+    far[i / kDotKeys][i % kDotKeys] = ahead.far(i % kDotKeys, head);
   }
   const auto step = [&](std::int64_t c, auto load) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int h = 0; h < kHeads; ++h) {
       I chunk[kDotKeys];
 #pragma GCC unroll 4
-      for (int k = 0; k < kDotKeys; ++k) __builtin_prefetch(near[h][k] + c * kChunkBytes);
+      for (int k = 0; k < kDotKeys; ++k) {
+        __builtin_prefetch(far[h][k] + c * kChunkBytes, 0, 2);
+        __builtin_prefetch(near[h][k] + c * kChunkBytes);
+      }
 #pragma GCC unroll 4
       for (int k = 0; k < kDotKeys; ++k) chunk[k] = load(rows[h][k] + c * kChunkBytes);
       S::template each_vector<kCodesPerWord<kType>>([&](auto v) __attribute__((always_inline)) {
@@ -272,21 +274,25 @@ inline void weigh_words_block(const FewRows& few, std::int64_t r, std::int64_t g
   }
 }
 
-// A chunk of channels from byte `from` of the rows on, as weigh_words_block.
+// A chunk of channels from byte `from` of the rows on, as weigh_words_block. Fetches the same of the `next` rows, and for
+// the first-level cache what is read soon.
 template <Type kType, int kShare, class S = Simd>
 inline void weigh_words_chunk(const FewRows& few, std::int64_t r, std::int64_t g, const std::uint8_t* const* rows,
                               const std::uint8_t* const* next, std::int64_t from, std::int64_t bytes, float* sums) {
-  const auto halves = [&](auto load) __attribute__((always_inline)) {
-    weigh_words_block<kType, kShare, 0>(few, r, g, sums, load);
-    if constexpr (kType == Type::kInt4) weigh_words_block<kType, kShare, 1>(few, r, g, sums + 4 * S::W, load);
+  constexpr std::int64_t kSoon = 256;
+  const auto whole = [&](int j) { return S::load_chunk(rows[j] + from); };
+  const auto part = [&](int j) { return S::load_chunk(rows[j] + from, bytes); };
+  const auto fetching = [&](int j) {
+    __builtin_prefetch(next[j] + from, 0, 2);
+    __builtin_prefetch(rows[j] + from + kSoon);
+    return whole(j);
   };
   if (bytes >= kChunkBytes) {
-    halves([&](int j) {
-      __builtin_prefetch(next[j] + from, 0, 2);
-      return S::load_chunk(rows[j] + from);
-    });
+    weigh_words_block<kType, kShare, 0>(few, r, g, sums, fetching);
+    if constexpr (kType == Type::kInt4) weigh_words_block<kType, kShare, 1>(few, r, g, sums + 4 * S::W, whole);
   } else {
-    halves([&](int j) { return S::load_chunk(rows[j] + from, bytes); });
+    weigh_words_block<kType, kShare, 0>(few, r, g, sums, part);
+    if constexpr (kType == Type::kInt4) weigh_words_block<kType, kShare, 1>(few, r, g, sums + 4 * S::W, part);
   }
 }
 

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from op_calls import Feeds, copied, make_feeds, make_session, run_bound
 from pagegraft.custom_ops import library_path
+from pagegraft.custom_ops.conformance.call import Call, Setup, build
+from pagegraft.custom_ops.conformance.check import MismatchError, check_outputs
+from pagegraft.custom_ops.conformance.cpu_backend import CpuBackend
 from pagegraft.custom_ops.doctor import chosen_isa
 from pagegraft.custom_ops.reference import paged_attention
 from pagegraft.custom_ops.spec import AttentionAttributes
@@ -45,6 +48,53 @@ def poison(feeds: Feeds) -> None:
         feeds[name][~live] = np.nan
 
 
+def coded(cache: str, head_size: int) -> Call:
+    """A decoding step on codes, three query heads to a KV head."""
+    setup = Setup(
+        new=(1,),
+        past=(37,),
+        query_heads=6,
+        head_size=head_size,
+        block_size=16,
+        cache=cache,
+        k_quant="PER_TENSOR",
+        v_quant="PER_TOKEN" if cache == "int8" else "",
+        attributes={"scale": 1 / (head_size * 127)},
+    )
+    return build(setup, head_size)
+
+
+def largest_sums(cache: str, head_size: int) -> Call:
+    """Every element of query and key as large as it can be, the keys' signs in turn."""
+    call = coded(cache, head_size)
+    call.feeds["query"][:] = 1.0
+    call.feeds["k_scale"][:] = 1.0 if cache == "int8" else 16.0
+    call.feeds["key_cache"][:] = 127 if cache == "int8" else 0xFF
+    call.feeds["key_cache"][:, ::2] = -128 if cache == "int8" else 0
+    return call
+
+
+def not_finite(cache: str, what: str) -> Call:
+    """NaN or infinity in one head of the query, or as the scale of a token's value."""
+    call = coded(cache, 48)
+    if what == "scale":
+        call.feeds["v_scale"][call.feeds["block_table"][0, 1], 0, 3] = np.nan
+    else:
+        call.feeds["query"][0, 50] = np.nan if what == "nan" else np.inf
+    return call
+
+
+def agrees(call: Call) -> bool:
+    """Whether the op's results are those of the reference."""
+    private = call.copy()
+    try:
+        with np.errstate(invalid="ignore"):
+            check_outputs(call, CpuBackend(threads=1).run(private.feeds, private.attributes), paged_attention)
+    except MismatchError:
+        return False
+    return True
+
+
 def main() -> None:
     """Prints `isa NAME`, then `ok` or `wrong` with the check's name."""
     print("isa", chosen_isa(library_path()))
@@ -65,6 +115,11 @@ def main() -> None:
             first, last = feeds["cumulative_sequence_length"][s : s + 2]
             alone = run_bound(session, solo(feeds, s))
             report(f"{i} sequence {s} alone", alone.tobytes() == outputs[0][first:last].tobytes())
+    for cache in ("int8", "int4"):
+        for head_size in (128, 512, 1024):
+            report(f"largest sums of {cache}, {head_size}", agrees(largest_sums(cache, head_size)))
+        for what in ("nan", "inf", *(["scale"] if cache == "int8" else [])):
+            report(f"{what} beside {cache}", agrees(not_finite(cache, what)))
 
 
 if __name__ == "__main__":
