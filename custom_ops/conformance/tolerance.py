@@ -17,7 +17,7 @@ output
     independent relative error below uT, and the score an error of about uT * S / sqrt(D); weighted by softmax it moves
     the output by that times v; four times that is far beyond what rounding of random sign reaches.
     Where the cache holds int8 or int4 codes, query heads and weights may be rounded to 16-bit integers, in units of
-    2^-15 of the largest of a head or of 16 weights: an error up to u16 = 2^-16 of the largest, 128 times below that of
+    2^-15 of the largest of a head or of 16 weights: an error up to u16 = 2^-16 of the largest, 256 times below that of
     the codes themselves. A head's largest element is hardly more than four times its root mean square, so a score is
     off by about S * u16 * min(1, 4 / sqrt(D)), and a sum over 16 weights by 4 * u16 of their largest; softmax and the
     random signs of values weigh both with v. Twice that is allowed.

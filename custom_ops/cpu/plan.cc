@@ -12,8 +12,8 @@
 namespace pagegraft {
 namespace {
 
-// A range starts with a tile that nobody has fetched ahead, so long ones are faster; short ones give a short sequence
-// enough ranges for several cores.
+// A range prepares its query rows and starts with tokens that nobody has fetched ahead, so long ones are faster; short
+// ones give a short sequence enough ranges for several cores.
 constexpr std::int64_t kFewRange = 512;
 constexpr std::int64_t kFewRangeLong = 1024;  // at most kMaxTile of isa/query_rows.inl
 constexpr std::int64_t kLongSequence = 2048;

@@ -11,8 +11,7 @@ inline void dot_block(const FewRows& few, std::int64_t r, const std::uint8_t* co
   F sums[Simd::W];
 #pragma GCC unroll 16
   for (int i = 0; i < Simd::W; ++i) sums[i] = Simd::zero();
-  const std::uint8_t *rows[kHeads][kDotKeys], *near[kHeads][kDotKeys],
-      *far[kHeads][kDotKeys];
+  const std::uint8_t *rows[kHeads][kDotKeys], *near[kHeads][kDotKeys], *far[kHeads][kDotKeys];
 #pragma GCC unroll 16
   for (int i = 0; i < kHeads * kDotKeys; ++i) {
     const std::int64_t head = few.key_head[r + i / kDotKeys * kShare];

@@ -4,7 +4,7 @@ namespace {
 
 // Positions of one tile: scores of all rows fit the first-level cache, and the upkeep of the states is spread out.
 constexpr std::int64_t kFewTile = 128;
-// Weights that have one unit where caches are read as words.
+// Weights that have one unit where codes are read as words.
 constexpr std::int64_t kWeightGroup = 16;
 constexpr std::int64_t kWeightGroups = kFewTile / kWeightGroup;
 // Query rows whose scores are computed together, with kDotKeys keys.
@@ -28,7 +28,7 @@ struct FewRows {
   std::int64_t* value_head;  // [all]
   RowLimits* limits;         // [rows]
   float* angles;             // rotary angles of the token in hand
-  // Where caches are read as words, see few_words.inl:
+  // Where codes are read as words, see few_words.inl:
   std::int64_t w_stride;         // 0 otherwise
   std::int16_t* words;           // [padded_rows][w_stride], the query rows
   float* units;                  // [padded_rows][kDotKeys], the same for all keys

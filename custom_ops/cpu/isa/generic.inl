@@ -14,6 +14,7 @@
 #include "few_scores.inl"
 #include "few_values.inl"
 #include "few_words.inl"
+#include "few_word_values.inl"
 #include "few_rows.inl"
 #include "many_panel.inl"
 #include "many_rows.inl"
