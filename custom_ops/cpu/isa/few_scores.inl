@@ -11,27 +11,17 @@ inline void dot_block(const FewRows& few, std::int64_t r, const std::uint8_t* co
   F sums[Simd::W];
 #pragma GCC unroll 16
   for (int i = 0; i < Simd::W; ++i) sums[i] = Simd::zero();
-  const std::uint8_t *rows[kHeads][kDotKeys], *near[kHeads][kDotKeys], *far[kHeads][kDotKeys];
-#pragma GCC unroll 16
-  for (int i = 0; i < kHeads * kDotKeys; ++i) {
-    const std::int64_t head = few.key_head[r + i / kDotKeys * kShare];
-    rows[i / kDotKeys][i % kDotKeys] = keys[i % kDotKeys] + head;
-    near[i / kDotKeys][i % kDotKeys] = ahead.near(i % kDotKeys, head + kNear);
-    far[i / kDotKeys][i % kDotKeys] = ahead.far(i % kDotKeys, head);
-  }
+  const KeyRows<kHeads, kShare> rows(few, r, keys, ahead);
   const auto fetch = [&](std::int64_t d) __attribute__((always_inline)) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kHeads * kDotKeys; ++i) {
-      __builtin_prefetch(far[i / kDotKeys][i % kDotKeys] + stored_bytes<kType>(d), 0, 2);
-      __builtin_prefetch(near[i / kDotKeys][i % kDotKeys] + stored_bytes<kType>(d));
-    }
+#pragma GCC unroll 4
+    for (int h = 0; h < kHeads; ++h) rows.fetch(h, stored_bytes<kType>(d));
   };
   const auto step = [&](std::int64_t d, auto load) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int h = 0; h < kHeads; ++h) {
       F key[kDotKeys];
 #pragma GCC unroll 4
-      for (int k = 0; k < kDotKeys; ++k) key[k] = load(rows[h][k]);
+      for (int k = 0; k < kDotKeys; ++k) key[k] = load(rows.now[h][k]);
 #pragma GCC unroll 4
       for (int s = h * kShare; s < (h + 1) * kShare; ++s) {
         const F q = Simd::load(query + s * few.q_stride + d);
@@ -48,7 +38,7 @@ inline void dot_block(const FewRows& few, std::int64_t r, const std::uint8_t* co
       for (int i = 0; i < kHeads * kDotKeys; ++i) {
         const int h = i / kDotKeys, k = i % kDotKeys;
         F key[4];
-        load_vectors<kType, 4>(rows[h][k] + stored_bytes<kType>(d), key);
+        load_four(rows.now[h][k] + stored_bytes<kType>(d), key);
 #pragma GCC unroll 4
         for (int s = h * kShare; s < (h + 1) * kShare; ++s) {
           F& sum = sums[s * kDotKeys + k];
@@ -71,12 +61,7 @@ inline void dot_block(const FewRows& few, std::int64_t r, const std::uint8_t* co
   if (d < D) {
     step(d, [&](const std::uint8_t* row) { return load_tail<kType>(row + stored_bytes<kType>(d), D - d); });
   }
-  alignas(64) float lanes[Simd::W];
-  Simd::store(lanes, Simd::reduce_each(sums));
-#pragma GCC unroll 4
-  for (int s = 0; s < kRows; ++s) {
-    std::memcpy(scores + s * FewRows::kScoreStride, lanes + s * kDotKeys, kDotKeys * sizeof(float));
-  }
+  store_scores<kRows>(Simd::reduce_each(sums), scores);
 }
 
 // Scores of all rows against the keys of a piece, which kDotKeys tokens at a time are given to

@@ -94,6 +94,45 @@ class Ahead {
 // How far on in a row floating-point caches are fetched for the first-level cache. (All distances are measured.)
 constexpr std::int64_t kNear = 1024;
 
+// Where the keys of kDotKeys tokens lie, for kHeads KV heads that kShare rows from row `r` on belong to each, and what to
+// fetch while they are read.
+template <int kHeads, int kShare>
+struct KeyRows {
+  const std::uint8_t *now[kHeads][kDotKeys], *near[kHeads][kDotKeys], *far[kHeads][kDotKeys];
+
+  inline __attribute__((always_inline)) KeyRows(const FewRows& few, std::int64_t r, const std::uint8_t* const* keys,
+                                                const Ahead<kDotKeys>& ahead) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kHeads * kDotKeys; ++i) {
+      const int h = i / kDotKeys, k = i % kDotKeys;
+      const std::int64_t head = few.key_head[r + h * kShare];
+      now[h][k] = keys[k] + head;
+      near[h][k] = ahead.near(k, head + kNear);
+      far[h][k] = ahead.far(k, head);
+    }
+  }
+
+  // What lies `offset` bytes into the keys of head `h`.
+  inline __attribute__((always_inline)) void fetch(int h, std::int64_t offset) const {
+#pragma GCC unroll 4
+    for (int k = 0; k < kDotKeys; ++k) {
+      __builtin_prefetch(far[h][k] + offset, 0, 2);
+      __builtin_prefetch(near[h][k] + offset);
+    }
+  }
+};
+
+// Stores the scores of kRows rows, kDotKeys side by side in `lanes`.
+template <int kRows>
+inline void store_scores(F lanes, float* scores) {
+  alignas(64) float each[Simd::W];
+  Simd::store(each, lanes);
+#pragma GCC unroll 4
+  for (int s = 0; s < kRows; ++s) {
+    std::memcpy(scores + s * FewRows::kScoreStride, each + s * kDotKeys, kDotKeys * sizeof(float));
+  }
+}
+
 // Fetches rows from their start, a cache line a call.
 class Lines {
  public:

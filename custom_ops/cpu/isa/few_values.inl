@@ -33,7 +33,7 @@ inline void weigh_block(const FewRows& few, std::int64_t r, std::int64_t j, cons
 #pragma GCC unroll 4
       for (int k = 0; k < kKeys; ++k) {
         F value[4];
-        load_vectors<kType, 4>(rows[k] + stored_bytes<kType>(c), value);
+        load_four(rows[k] + stored_bytes<kType>(c), value);
 #pragma GCC unroll 4
         for (int s = 0; s < kShare; ++s) {
           const F p = Simd::set1(weights[s * FewRows::kScoreStride + k]);

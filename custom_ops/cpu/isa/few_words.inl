@@ -108,25 +108,14 @@ inline void dot_words_block(const FewRows& few, std::int64_t r, const std::uint8
   I sums[S::W];
 #pragma GCC unroll 16
   for (int i = 0; i < S::W; ++i) sums[i] = S::no_words();
-  const std::uint8_t *rows[kHeads][kDotKeys], *near[kHeads][kDotKeys], *far[kHeads][kDotKeys];
-#pragma GCC unroll 16
-  for (int i = 0; i < kHeads * kDotKeys; ++i) {
-    const std::int64_t head = few.key_head[r + i / kDotKeys * kShare];
-    rows[i / kDotKeys][i % kDotKeys] = keys[i % kDotKeys] + head;
-    near[i / kDotKeys][i % kDotKeys] = ahead.near(i % kDotKeys, head + kNear);
-    far[i / kDotKeys][i % kDotKeys] = ahead.far(i % kDotKeys, head);
-  }
+  const KeyRows<kHeads, kShare> rows(few, r, keys, ahead);
   const auto step = [&](std::int64_t c, auto load) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int h = 0; h < kHeads; ++h) {
       I chunk[kDotKeys];
+      rows.fetch(h, c * kChunkBytes);
 #pragma GCC unroll 4
-      for (int k = 0; k < kDotKeys; ++k) {
-        __builtin_prefetch(far[h][k] + c * kChunkBytes, 0, 2);
-        __builtin_prefetch(near[h][k] + c * kChunkBytes);
-      }
-#pragma GCC unroll 4
-      for (int k = 0; k < kDotKeys; ++k) chunk[k] = load(rows[h][k] + c * kChunkBytes);
+      for (int k = 0; k < kDotKeys; ++k) chunk[k] = load(rows.now[h][k] + c * kChunkBytes);
       S::template each_vector<kCodesPerWord<kType>>([&](auto v) __attribute__((always_inline)) {
         I key[kDotKeys];
 #pragma GCC unroll 4
@@ -155,12 +144,7 @@ inline void dot_words_block(const FewRows& few, std::int64_t r, const std::uint8
     }
   }
   const F exact = S::to_floats(S::subtract(S::reduce_each(sums), S::load_sums(few.surplus + r * kDotKeys)));
-  alignas(64) float lanes[S::W];
-  S::store(lanes, S::mul(exact, S::load(few.units + r * kDotKeys)));
-#pragma GCC unroll 4
-  for (int s = 0; s < kRows; ++s) {
-    std::memcpy(scores + s * FewRows::kScoreStride, lanes + s * kDotKeys, kDotKeys * sizeof(float));
-  }
+  store_scores<kRows>(S::mul(exact, S::load(few.units + r * kDotKeys)), scores);
 }
 
 // The scores of one row in floating-point, one by one.

@@ -32,15 +32,10 @@ inline F load_stored(const std::uint8_t* p) {
 template <Type kType>
 constexpr bool kInFours = Simd::kFours && kType == Type::kFloat8;
 
-// The next kVectors vectors.
-template <Type kType, int kVectors, class S = Simd>
-inline void load_vectors(const std::uint8_t* p, F* out) {
-  if constexpr (kInFours<kType> && kVectors == 4) {
-    S::load_four_float8(p, out);
-  } else {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) out[v] = load_stored<kType>(p + stored_bytes<kType>(v * W));
-  }
+// The next four vectors of such a type.
+template <class S = Simd>
+inline void load_four(const std::uint8_t* p, F* out) {
+  S::load_four_float8(p, out);
 }
 
 // The last n < W elements of a row; nothing behind the row's end is read. Lanes from n on hold a finite value.
