@@ -33,6 +33,9 @@ struct Simd {
     const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(magic), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), n));
   }
+  static F permute(F x, const std::int32_t* lanes) {
+    return _mm256_permutevar8x32_ps(x, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lanes)));
+  }
   static float reduce_add(F x) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));

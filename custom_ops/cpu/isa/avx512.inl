@@ -63,6 +63,7 @@ struct Simd {
     const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(magic), 23);
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), n));
   }
+  static F permute(F x, const std::int32_t* lanes) { return _mm512_permutexvar_ps(_mm512_loadu_si512(lanes), x); }
   static float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
   static float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
 

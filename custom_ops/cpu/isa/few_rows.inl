@@ -1,6 +1,7 @@
 // Attention of few query rows, as in decoding. The caches are read once, in the order of memory: kDotKeys or kWeighKeys
 // adjoining tokens side by side, all their heads in turn, which is how the processor's own prefetching is at its best. All
-// query heads of a KV head share each load of a key or value vector.
+// query heads of a KV head share each load of a key or value vector. Where some tokens lie in a page of memory, those side by
+// side are from as many pages.
 namespace pagegraft {
 namespace {
 
@@ -115,11 +116,31 @@ void gather_states(const FewRows& few) {
   for (std::int64_t r = 0; r < few.all; ++r) order_elements<kType>(few.sums + r * few.v_stride, few.v_stride);
 }
 
+// Each of kWeighKeys tokens side by side from a page of its own, each page from its first token to its last: the processor's
+// own fetching follows one stream a page. Only where rows fill pages evenly, and the place of a token does not matter.
+inline GroupOrder page_order(const Step& step, const FewRows& few) {
+  constexpr std::int64_t kPage = 4096, kLanes = Simd::kWeighKeys;
+  GroupOrder order;
+  const std::int64_t stride = step.kv.key.token_stride, apart = kPage / stride;
+  const bool even = stride * apart == kPage && (apart == 2 || apart == 4) && step.kv.value.token_stride == stride;
+  if (kDotKeys == 1 || !even || !step.config.slopes.empty()) return order;
+  order.begin = few.limits[few.rows - 1].begin;
+  order.end = few.limits[0].end;
+  for (std::int64_t i = 0; i < GroupOrder::kGroup; ++i) {
+    const std::int64_t pages = i / (kLanes * apart) * kLanes, in_page = i / kLanes % apart;
+    order.place[i] = (pages + i % kLanes) * apart + in_page;
+    order.lane[i] = static_cast<std::int32_t>(order.place[i] % W);
+    order.key[i] = order.value[i] = order.place[i] * stride;
+  }
+  return order;
+}
+
 template <Type kType>
 void attend_few_of(const Step& step, const Group& group, const Unit& unit, float* partial, Scratch* scratch) {
-  Tile tile;
-  tile.find(step, group.sequence, unit.begin, unit.end);
   const FewRows few = prepare_few<kType>(step, group, scratch);
+  Tile tile;
+  tile.order = page_order(step, few);
+  tile.find(step, group.sequence, unit.begin, unit.end);
   for (std::int64_t from = 0; from < tile.count;) {
     const std::int64_t position = unit.begin + from;
     const std::int64_t end = position / kFewTile * kFewTile + kFewTile - unit.begin;  // on a fixed grid of positions

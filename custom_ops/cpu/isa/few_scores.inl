@@ -143,13 +143,19 @@ inline void softmax_rows(const FewRows& few, std::int64_t first, std::int64_t co
   }
 }
 
-// Per-token scales of one piece for one KV head, side by side, padded to whole vectors with zeros. In blocks of at least
-// W tokens a vector of positions crosses at most one end of a block, so equal ends mean that it lies in one stretch.
-inline void gather_scales(const float* scales, const std::int64_t* index, std::int64_t block_size, std::int64_t count,
-                          float* out) {
+// Per-token scales of one piece for one KV head, as its tokens are listed, padded to whole vectors with zeros. Where blocks
+// have at least W tokens, W of a block that begin at a multiple of W are listed together, in order or as page_order has them.
+template <class S = Simd>
+inline void gather_scales(const Step& step, const Piece& piece, const float* scales, float* out) {
+  const std::int64_t* index = piece.tile->scale + piece.from;
+  const std::int64_t count = piece.to - piece.from;
   for (std::int64_t j = 0; j < count; j += W) {
-    if (block_size >= W && j + W <= count && index[j + W - 1] - index[j] == W - 1) {
-      Simd::store(out + j, Simd::load(scales + index[j]));
+    if (step.sizes.B >= W && j + W <= count && index[j] % W == 0) {
+      F stretch = S::load(scales + index[j]);
+      if constexpr (S::W > kDotRows) {  // otherwise all groups are in order, see page_order
+        if (index[j + 1] - index[j] != 1) stretch = S::permute(stretch, piece.tile->order.lane);
+      }
+      S::store(out + j, stretch);
       continue;
     }
     for (std::int64_t i = j; i < j + W; ++i) out[i] = i < count ? scales[index[i]] : 0.f;
@@ -190,7 +196,6 @@ inline void scale_weights(const Piece& piece, const RowLimits& limits, const flo
 // Scores of all rows to weights.
 void weights_of(const Step& step, const Group& group, const FewRows& few, const Piece& piece) {
   const std::int64_t count = piece.to - piece.from;
-  const std::int64_t* index = piece.tile->scale + piece.from;
   alignas(64) float scales[kFewTile + W];
   const auto each_row = [&](std::int64_t i, auto body) {
     for (std::int64_t r = 0; r < few.rows; ++r) body(r, few.scores + (i * few.rows + r) * FewRows::kScoreStride);
@@ -198,7 +203,7 @@ void weights_of(const Step& step, const Group& group, const FewRows& few, const 
   for (std::int64_t i = 0; i < group.heads; ++i) {
     const std::int64_t g = group.first_head + i;
     if (step.kv.k_scale != nullptr) {
-      gather_scales(step.kv.k_scale + g * step.sizes.B, index, step.sizes.B, count, scales);
+      gather_scales(step, piece, step.kv.k_scale + g * step.sizes.B, scales);
       each_row(i, [&](std::int64_t, float* scores) { multiply(scores, scales, count); });
     }
     each_row(i, [&](std::int64_t r, float* scores) {
@@ -209,7 +214,7 @@ void weights_of(const Step& step, const Group& group, const FewRows& few, const 
   for (std::int64_t r = 0; r < few.all; r += W) softmax_rows(few, r, count, &values);
   if (step.kv.v_scale == nullptr) return;
   for (std::int64_t i = 0; i < group.heads; ++i) {
-    gather_scales(step.kv.v_scale + (group.first_head + i) * step.sizes.B, index, step.sizes.B, count, scales);
+    gather_scales(step, piece, step.kv.v_scale + (group.first_head + i) * step.sizes.B, scales);
     each_row(i, [&](std::int64_t r, float* scores) { scale_weights(piece, few.limits[r], scales, scores); });
   }
 }

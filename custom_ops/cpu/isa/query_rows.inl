@@ -31,42 +31,62 @@ void load_query(const Step& step, std::int64_t token, std::int64_t head, const f
 // Positions that one Tile can hold.
 constexpr std::int64_t kMaxTile = 1024;
 
+// An order in which to list groups of kGroup tokens that adjoin in memory, for rows that see all of [begin, end).
+struct GroupOrder {
+  static constexpr std::int64_t kGroup = 16;
+
+  std::int64_t begin = 0, end = 0;
+  std::int64_t place[kGroup];               // the token, within its group, that is listed here
+  std::int64_t key[kGroup], value[kGroup];  // bytes from the group's first row to its row
+  std::int32_t lane[kGroup];                // place % W: each vector of places has the tokens of one vector
+};
+
 // Where the keys and values of consecutive positions lie; heads are reached by adding head * head_stride.
 struct Tile {
   std::int64_t begin = 0;
   std::int64_t count = 0;
   bool unmapped = false;  // some position has no block
+  GroupOrder order;
   // Padded with the last row, for loops over whole vectors of positions.
   const std::uint8_t* key[kMaxTile + 16];
   const std::uint8_t* value[kMaxTile + 16];
   std::int64_t scale[kMaxTile];  // index of the token's scale of head 0; heads advance by block_size
   bool mapped[kMaxTile];
 
+  // Lists the positions from `first` to before `last`; whole groups within what `order` is for as it says.
   void find(const Step& step, std::int64_t sequence, std::int64_t first, std::int64_t last) {
     begin = first;
     count = last - first;
     unmapped = false;
     const std::int64_t B = step.sizes.B, G = step.sizes.G;
+    const KvView &keys = step.kv.key, &values = step.kv.value;
     const std::int32_t* row = step.table + sequence * step.sizes.M;
     const std::int64_t shift = __builtin_ctzll(static_cast<unsigned long long>(B));  // B is a power of two
-    std::int64_t j = 0;
-    while (j < count) {
-      const std::int64_t position = first + j;
-      std::int64_t offset = position & (B - 1);
+    for (std::int64_t j = 0, run; j < count; j += run) {
+      const std::int64_t position = first + j, offset = position & (B - 1);
       const std::int64_t block = row[position >> shift];
-      const std::int64_t run = B - offset < count - j ? B - offset : count - j;
+      run = B - offset < count - j ? B - offset : count - j;
       // An unmapped position borrows block 0 as an address; it is masked, and its value counts as zero.
       const std::int64_t safe = block < 0 ? 0 : block;
       if (block < 0) unmapped = true;
-      const std::uint8_t* k = step.kv.key.base + safe * step.kv.key.block_stride + offset * step.kv.key.token_stride;
-      const std::uint8_t* v =
-          step.kv.value.base + safe * step.kv.value.block_stride + offset * step.kv.value.token_stride;
-      for (std::int64_t i = 0; i < run; ++i, ++j, ++offset) {
-        key[j] = k + i * step.kv.key.token_stride;
-        value[j] = v + i * step.kv.value.token_stride;
-        scale[j] = safe * G * B + offset;
-        mapped[j] = block >= 0;
+      const std::uint8_t *k = keys.token(safe, offset), *v = values.token(safe, offset);
+      constexpr std::int64_t kGroup = GroupOrder::kGroup;
+      const std::int64_t first_scale = safe * G * B + offset;
+      if (run >= kGroup && position % kGroup == 0 && position >= order.begin && position + kGroup <= order.end) {
+        run = kGroup;
+        for (std::int64_t i = 0; i < kGroup; ++i) {
+          key[j + i] = k + order.key[i];
+          value[j + i] = v + order.value[i];
+          scale[j + i] = first_scale + order.place[i];
+        }
+      } else {
+        for (std::int64_t i = 0; i < run; ++i) {
+          key[j + i] = k + i * keys.token_stride;
+          value[j + i] = v + i * values.token_stride;
+          scale[j + i] = first_scale + i;
+        }
       }
+      for (std::int64_t i = 0; i < run; ++i) mapped[j + i] = block >= 0;
     }
     for (std::int64_t k = count; k < count + 16; ++k) {
       key[k] = key[count - 1];

@@ -17,10 +17,22 @@ from pagegraft.custom_ops.spec import AttentionAttributes
 
 # Decoding, a short and a long prefill chunk, several ranges of positions, an empty sequence.
 LENGTHS = [(700, 1), (3, 40), (0, 0), (1300, 2), (0, 90)]
-VARIANTS: list[dict[str, Any]] = [
-    {},
-    {"local_window_size": 50, "softcap": 5.0},
-    {"alibi_slopes": [0.5, 0.25, 0.125, 0.0625], "is_causal": 0},
+# Head size and attributes; 128 makes four tokens' rows fill 4,096 bytes.
+VARIANTS: list[tuple[int, dict[str, Any]]] = [
+    (24, {}),
+    (24, {"local_window_size": 50, "softcap": 5.0}),
+    (24, {"alibi_slopes": [0.5, 0.25, 0.125, 0.0625], "is_causal": 0}),
+    (128, {"local_window_size": 600}),
+]
+# Caches of which two or four tokens' rows fill 4,096 bytes.
+FILLED_PAGES = [
+    ("float32", "NONE", 2, 128),
+    ("float32", "NONE", 4, 128),
+    ("float16", "NONE", 4, 128),
+    ("int8", "PER_TOKEN", 8, 128),
+    ("int8", "PER_TOKEN", 8, 256),
+    ("int4", "PER_CHANNEL", 8, 256),
+    ("float8e4m3fn", "PER_TENSOR", 8, 128),
 ]
 
 
@@ -84,6 +96,25 @@ def not_finite(cache: str, what: str) -> Call:
     return call
 
 
+def filled_pages(cache: str, quant: str, kv_heads: int, head_size: int, attributes: dict[str, Any]) -> Call:
+    """Decoding and a few rows where the rows of two or four tokens fill a page; one block is not mapped."""
+    setup = Setup(
+        new=(1, 3, 1, 1),
+        past=(150, 310, 302, 9),  # windows of 71 begin with a group of 16 tokens, and in the middle of one
+        query_heads=kv_heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        block_size=32,
+        cache=cache,
+        k_quant=quant,
+        v_quant=quant,
+        dead="nan",
+        unmapped=((0, 2),),
+        attributes=attributes,
+    )
+    return build(setup, kv_heads)
+
+
 def agrees(call: Call) -> bool:
     """Whether the op's results are those of the reference."""
     private = call.copy()
@@ -102,9 +133,9 @@ def main() -> None:
     def report(name: str, good: object) -> None:
         print("ok" if good else "wrong", name)
 
-    for i, variant in enumerate(VARIANTS):
+    for i, (head_size, variant) in enumerate(VARIANTS):
         attributes = {"num_heads": 4, "kv_num_heads": 2, **variant}
-        feeds = make_feeds(LENGTHS, head_size=24, block_size=16)
+        feeds = make_feeds(LENGTHS, head_size=head_size, block_size=16)
         poison(feeds)
         outputs = [run_bound(make_session(feeds, attributes, threads=n), copied(feeds)) for n in (1, 2, 4)]
         expected = paged_attention(copied(feeds), AttentionAttributes.from_dict(attributes))["output"]
@@ -120,6 +151,11 @@ def main() -> None:
             report(f"largest sums of {cache}, {head_size}", agrees(largest_sums(cache, head_size)))
         for what in ("nan", "inf", *(["scale"] if cache == "int8" else [])):
             report(f"{what} beside {cache}", agrees(not_finite(cache, what)))
+    for cache, quant, kv_heads, head_size in FILLED_PAGES:
+        slopes = [2.0**-h for h in range(kv_heads)]
+        for attributes in ({}, {"local_window_size": 71}, {"alibi_slopes": slopes}):
+            good = agrees(filled_pages(cache, quant, kv_heads, head_size, attributes))
+            report(f"pages of {cache}, {kv_heads} heads of {head_size}, {list(attributes)}", good)
 
 
 if __name__ == "__main__":
