@@ -118,7 +118,7 @@ class BeamRequest(BaseRequest):
         return child
 
     def end(self, scheduler: Scheduler, reason: str, error: str | None = None) -> None:
-        """Ends the search; hypotheses found so far are its result."""
+        """Ends the search; hypotheses found so far are its result, or the error if there is one."""
         for beam in self.beams:
             scheduler.finish(beam.sequence, reason)
         self._reason, self._error = reason, error
@@ -126,7 +126,7 @@ class BeamRequest(BaseRequest):
 
     def output(self) -> RequestOutput:
         """The search as its caller sees it: nothing before its end, then the best hypotheses."""
-        found = self._search.best() if self.is_finished else []
+        found = self._search.best() if self.is_finished and self._reason != "error" else []
         outputs = [self._output(index, hypothesis) for index, hypothesis in enumerate(found)]
         if self.is_finished and not outputs:
             outputs = [CompletionOutput(index=0, text="", token_ids=[], finish_reason=self._reason, error=self._error)]

@@ -99,7 +99,7 @@ class Engine(RequestBook):
             changed += self._take(sequences, logits)
         if self._debug:
             self.check()
-        return changed
+        return list(dict.fromkeys(changed))  # several choices of a request may have been guessed for
 
     def check(self) -> None:
         """Raises InvariantError when the accounting is wrong."""
@@ -222,16 +222,17 @@ class Engine(RequestBook):
         return out, rows
 
     def kv_utilisation(self) -> float:
-        """Live tokens, each shared block once, over slots of owned blocks; over all groups, 1 when nothing is owned.
-
-        Exact but for forks that share a block which is not full: its empty slots then count once for each.
-        """
+        """Live tokens, each shared block once, over slots of owned blocks; over all groups, 1 when nothing is owned."""
         cache = self.scheduler.cache
         owned = cache.block_size * sum(pool.num_owned for pool in cache.pools)
         if not owned:
             return 1.0
-        empty = sum(len(s.blocks[0]) * cache.block_size - s.num_computed for s in self.scheduler.running)
-        return 1.0 - empty * len(cache.pools) / owned
+        empty: dict[int, int] = {}  # slots by block: forks share one that is not full
+        for sequence in self.scheduler.running:
+            first, used = divmod(sequence.num_computed, cache.block_size)
+            for column, block in enumerate(sequence.blocks[0][first:]):
+                empty[block] = cache.block_size - (0 if column else used)
+        return 1.0 - sum(empty.values()) * len(cache.pools) / owned
 
     # -- failures -------------------------------------------------------------------------------------------------
 

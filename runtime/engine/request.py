@@ -120,9 +120,9 @@ class Choice:
         if self.stream is not None and self.hit is None:
             self.stream.finish()
 
-    def mean_logprob(self) -> float:
-        """By which the choices of `best_of` are ranked."""
-        return self.total_logprob / max(1, self.sampling.num_output_tokens)
+    def rank(self) -> tuple[bool, float]:
+        """By which the choices of `best_of` are ranked: mean log-probability, but an error comes first to be seen."""
+        return self.error is not None, self.total_logprob / max(1, self.sampling.num_output_tokens)
 
     def output(self, index: int) -> CompletionOutput:
         """The choice as its caller sees it."""
@@ -188,7 +188,7 @@ class Request(BaseRequest):
         """The request as its caller sees it; with `best_of`, the best choices once all have ended."""
         choices, n = self.choices, self.params.n
         if n < len(choices):
-            choices = sorted(choices, key=Choice.mean_logprob, reverse=True) if self.is_finished else choices
+            choices = sorted(choices, key=Choice.rank, reverse=True) if self.is_finished else choices
             choices = choices[:n]
         return RequestOutput(
             request_id=self.request_id,

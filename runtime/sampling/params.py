@@ -18,6 +18,9 @@ GREEDY_BELOW = 1e-5
 #: Any context's length to this power is a finite float64.
 MAX_LENGTH_PENALTY = 10.0
 
+#: A logit times or over this, or its inverse, is a finite float32.
+MAX_REPETITION_PENALTY = 1e6
+
 #: What `SamplingParams.from_generation_config` reads: key in generation_config.json -> field here.
 _GENERATION_CONFIG_FIELDS = {
     "temperature": "temperature",
@@ -46,7 +49,8 @@ class SamplingParams:
         typical_p: keep the smallest set of tokens whose information is closest to the entropy and adds up to this mass.
         presence_penalty, frequency_penalty: subtracted from the logits of generated tokens, once and once per
             occurrence; in [-2, 2].
-        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; above 0.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; in
+            [1e-6, 1e6].
         logit_bias: token id -> value in [-100, 100] added to its logit.
         allowed_token_ids: nothing else may be generated.
         bad_words: strings that may not be generated; the engine turns them into token ids (`with_bad_word_ids`).
@@ -199,7 +203,7 @@ def _check_fields(p: SamplingParams) -> None:
     _number("typical_p", p.typical_p, above=0.0, high=1.0)
     _number("presence_penalty", p.presence_penalty, low=-2.0, high=2.0)
     _number("frequency_penalty", p.frequency_penalty, low=-2.0, high=2.0)
-    _number("repetition_penalty", p.repetition_penalty, above=0.0)
+    _number("repetition_penalty", p.repetition_penalty, low=1 / MAX_REPETITION_PENALTY, high=MAX_REPETITION_PENALTY)
     if p.max_tokens is not None:
         _whole("max_tokens", p.max_tokens, low=1)
     _whole("min_tokens", p.min_tokens, low=0, high=p.max_tokens)

@@ -71,8 +71,13 @@ class ChatTemplate:
         Raises ChatTemplateError when the template refuses the conversation or fails on it.
         """
         _check(messages)
-        turns = [_with_argument_objects(_plain(message)) for message in messages]
-        given = _plain({"tools": tools, "documents": documents, **variables})
+        try:
+            turns = [_with_argument_objects(_plain(message)) for message in messages]
+            given = _plain({"tools": tools, "documents": documents, **variables})
+        except RecursionError:
+            raise ChatTemplateError(
+                "messages, tools or template variables are nested too deeply to be read; flatten them"
+            ) from None
         context = {**self._variables, "add_generation_prompt": add_generation_prompt, **given, "messages": turns}
         if not continue_final_message:
             return self._render(context)

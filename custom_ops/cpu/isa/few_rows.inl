@@ -1,7 +1,7 @@
 // Attention of few query rows, as in decoding. The caches are read once, in the order of memory: kDotKeys or kWeighKeys
-// adjoining tokens side by side, all their heads in turn, which is how the processor's own prefetching is at its best. All
-// query heads of a KV head share each load of a key or value vector. Where some tokens lie in a page of memory, those side by
-// side are from as many pages.
+// adjoining tokens side by side (where a page of memory holds several, one of each page), all their heads in turn, which
+// is how the processor's own prefetching is at its best. All query heads of a KV head share each load of a key or value
+// vector.
 namespace pagegraft {
 namespace {
 
@@ -117,7 +117,7 @@ void gather_states(const FewRows& few) {
 }
 
 // Each of kWeighKeys tokens side by side from a page of its own, each page from its first token to its last: the processor's
-// own fetching follows one stream a page. Only where rows fill pages evenly, and the place of a token does not matter.
+// own fetching follows one stream a page. Only where rows fill pages evenly, and no slope asks for a token's position.
 inline GroupOrder page_order(const Step& step, const FewRows& few) {
   constexpr std::int64_t kPage = 4096, kLanes = Simd::kWeighKeys;
   GroupOrder order;
@@ -130,7 +130,7 @@ inline GroupOrder page_order(const Step& step, const FewRows& few) {
     const std::int64_t pages = i / (kLanes * apart) * kLanes, in_page = i / kLanes % apart;
     order.place[i] = (pages + i % kLanes) * apart + in_page;
     order.lane[i] = static_cast<std::int32_t>(order.place[i] % W);
-    order.key[i] = order.value[i] = order.place[i] * stride;
+    order.bytes[i] = order.place[i] * stride;
   }
   return order;
 }

@@ -31,14 +31,15 @@ void load_query(const Step& step, std::int64_t token, std::int64_t head, const f
 // Positions that one Tile can hold.
 constexpr std::int64_t kMaxTile = 1024;
 
-// An order in which to list groups of kGroup tokens that adjoin in memory, for rows that see all of [begin, end).
+// An order in which to list groups of kGroup tokens that adjoin in memory, for rows that see all of [begin, end). It leaves
+// the tokens of a vector in that vector.
 struct GroupOrder {
   static constexpr std::int64_t kGroup = 16;
 
   std::int64_t begin = 0, end = 0;
-  std::int64_t place[kGroup];               // the token, within its group, that is listed here
-  std::int64_t key[kGroup], value[kGroup];  // bytes from the group's first row to its row
-  std::int32_t lane[kGroup];                // place % W: each vector of places has the tokens of one vector
+  std::int64_t place[kGroup] = {};  // within its group, of the token that is listed here
+  std::int64_t bytes[kGroup] = {};  // from the group's first row, of keys or of values, to that of the token
+  std::int32_t lane[kGroup] = {};   // place % W
 };
 
 // Where the keys and values of consecutive positions lie; heads are reached by adding head * head_stride.
@@ -53,7 +54,7 @@ struct Tile {
   std::int64_t scale[kMaxTile];  // index of the token's scale of head 0; heads advance by block_size
   bool mapped[kMaxTile];
 
-  // Lists the positions from `first` to before `last`; whole groups within what `order` is for as it says.
+  // Lists the positions from `first` to before `last`: in order, but for groups that `order` is for.
   void find(const Step& step, std::int64_t sequence, std::int64_t first, std::int64_t last) {
     begin = first;
     count = last - first;
@@ -75,8 +76,8 @@ struct Tile {
       if (run >= kGroup && position % kGroup == 0 && position >= order.begin && position + kGroup <= order.end) {
         run = kGroup;
         for (std::int64_t i = 0; i < kGroup; ++i) {
-          key[j + i] = k + order.key[i];
-          value[j + i] = v + order.value[i];
+          key[j + i] = k + order.bytes[i];
+          value[j + i] = v + order.bytes[i];
           scale[j + i] = first_scale + order.place[i];
         }
       } else {
