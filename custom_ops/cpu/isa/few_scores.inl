@@ -143,8 +143,8 @@ inline void softmax_rows(const FewRows& few, std::int64_t first, std::int64_t co
   }
 }
 
-// Per-token scales of one piece for one KV head, as its tokens are listed, padded to whole vectors with zeros. Where blocks
-// have at least W tokens, W of a block that begin at a multiple of W are listed together, in order or as page_order has them.
+// Per-token scales of one piece for one KV head, as its tokens are listed, padded to whole vectors with zeros. In blocks of
+// at least W tokens, those from one multiple of W to the next are listed together, in order or as page_order has them.
 template <class S = Simd>
 inline void gather_scales(const Step& step, const Piece& piece, const float* scales, float* out) {
   const std::int64_t* index = piece.tile->scale + piece.from;
