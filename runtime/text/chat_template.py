@@ -145,7 +145,8 @@ def _plain(value: Any) -> Any:
 
 def _with_argument_objects(message: dict[str, Any]) -> dict[str, Any]:
     """The message with the arguments of its tool calls as objects where they are JSON text of one."""
-    for call in message.get("tool_calls") or ():
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
             try:

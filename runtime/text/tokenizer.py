@@ -55,7 +55,8 @@ class Tokenizer:
         Raises TokenizerError for what is no Unicode text (half of a surrogate pair, which JSON can spell).
         """
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # A batch, because the library's `encode` stops all other threads until it is done.
+            ids: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise TokenizerError(
                 f"{text!r:.80} is not Unicode text, so it has no tokens; correct the prompt"

@@ -150,6 +150,22 @@ def test_errors_name_the_cause(source: str, messages: Any, message: str) -> None
         ChatTemplate(source).render(messages)
 
 
+@pytest.mark.parametrize("where", ["content", "arguments", "variable"])
+def test_values_nested_too_deeply_are_refused(where: str) -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    call = {"function": {"name": "f", "arguments": "[" * 100_000}}
+    more = {"content": {"content": deep}, "arguments": {"tool_calls": [call]}, "variable": {}}[where]
+    with pytest.raises(ChatTemplateError, match="nested too deeply"):
+        render("ok", [{**USER, **more}], **({"variable": deep} if where == "variable" else {}))
+
+
+@pytest.mark.parametrize("calls", [5, "abc", {"function": 1}, [5]])
+def test_tool_calls_that_are_none_are_left_to_the_template(calls: Any) -> None:
+    assert render("ok", [{**USER, "tool_calls": calls}]) == "ok"
+
+
 def test_an_empty_conversation_is_an_error() -> None:
     with pytest.raises(ChatTemplateError, match="at least one"):
         ChatTemplate(CHATML).render([])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,16 @@ def test_special_tokens_in_and_out(tokenizers_by_kind: dict[str, Tokenizer]) -> 
 def test_ids_that_are_no_ids_are_an_error(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
     with pytest.raises(TokenizerError, match="cannot be decoded"):
         tokenizers_by_kind["byte_level"].decode([-1])
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+    thread = threading.Thread(target=tokenizers_by_kind["byte_level"].encode, args=("the dog " * 100_000,))
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        turns += 1
+        time.sleep(0.001)
+    assert turns > 10
 
 
 def test_text_that_is_no_unicode_is_an_error(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
