@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from ...custom_ops.errors import PagegraftError
 from ..async_engine import AsyncLLM
@@ -68,7 +69,8 @@ def create_app(llm: AsyncLLM, options: ServerOptions) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await _answer(serving, serving.chat_job(body), request)
+        # Not in the event loop, where a long conversation would hold up everybody's streams.
+        return await _answer(serving, await asyncio.to_thread(serving.chat_job, body), request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -153,6 +155,13 @@ def _add_errors(app: FastAPI) -> None:
             error_body(ApiError(f"{where or 'body'}: {first.get('msg', 'malformed')}", param=where or None)),
             status_code=400,
         )
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        # The framework's own: no such path or method, a body that is no JSON.
+        status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
+        ours = ApiError(getattr(error, "detail", str(error)), status=status)
+        return JSONResponse(error_body(ours), status_code=status, headers=headers)
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> JSONResponse:

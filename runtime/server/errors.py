@@ -31,7 +31,7 @@ def status_of(error: Exception) -> int:
     return 400 if isinstance(error, PagegraftError) else 500
 
 
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def error_body(error: Exception) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def error_body(error: Exception) -> dict[str, Any]:
         "error": {
             # It may quote what the client sent, lone surrogates included, which no response can hold.
             "message": message.encode("utf-8", "replace").decode(),
-            "type": _TYPES.get(status, "server_error"),
+            "type": _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
             "param": getattr(error, "param", None),
             "code": getattr(error, "code", None),
         }

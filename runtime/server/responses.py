@@ -40,18 +40,24 @@ def completion_logprobs(
 ) -> dict[str, Any]:
     """The legacy form: parallel lists, an entry for each token. `offset` is where the first token's text begins."""
     tokens = [token_text(token) for token in token_ids]
-    offsets = [offset + length for length in accumulate([0, *map(len, tokens[:-1])])]
+    ends = accumulate(map(len, tokens), initial=offset)
     return {
         "tokens": tokens,
-        "token_logprobs": [entry.logprob if entry is not None else None for entry in entries],
+        "token_logprobs": [_finite(entry.logprob) if entry is not None else None for entry in entries],
         "top_logprobs": [_top(entry, token_text) if entry is not None else None for entry in entries],
-        "text_offset": offsets,
+        "text_offset": list(ends)[:-1],
     }
+
+
+def _finite(logprob: float) -> float:
+    """A log-probability as JSON can write it: OpenAI's number for a token that cannot come."""
+    return max(logprob, -9999.0)
 
 
 def _top(entry: TokenLogprobs, token_text: TokenText) -> dict[str, float]:
     pairs = zip(entry.top_token_ids.tolist(), entry.top_logprobs.tolist(), strict=True)
-    return {token_text(token): value for token, value in pairs} | {token_text(entry.token_id): entry.logprob}
+    values = {token_text(token): _finite(value) for token, value in pairs}
+    return values | {token_text(entry.token_id): _finite(entry.logprob)}
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], token_text: TokenText) -> dict[str, Any]:
@@ -65,13 +71,17 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], token_text: TokenText) -> di
 
 
 def _token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
 
 
 class Deltas:
-    """Remembers how much of each choice of one request was sent."""
+    """Remembers how much of each choice of one request was sent.
+
+    offsets: by choice, where the text of the next token begins, for those who report it.
+    """
 
     def __init__(self) -> None:
+        self.offsets: dict[int, int] = {}
         self._texts: dict[int, int] = {}
         self._tokens: dict[int, int] = {}
         self._ended: set[int] = set()

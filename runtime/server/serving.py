@@ -144,8 +144,10 @@ class Serving:
             shape["text"] = choice.text
         return {**shape, "finish_reason": reason, "stop_reason": choice.stop_reason}
 
-    def _logprobs(self, job: Job, output: RequestOutput, choice: CompletionOutput, sent: int) -> dict[str, Any] | None:
-        """Log-probabilities of a choice's tokens from number `sent` on."""
+    def _logprobs(
+        self, job: Job, output: RequestOutput, choice: CompletionOutput, sent: int, offset: int = 0
+    ) -> dict[str, Any] | None:
+        """Log-probabilities of a choice's tokens from number `sent` on, whose text begins at `offset`."""
         if choice.logprobs is None:
             return None
         entries = list(choice.logprobs[sent:])
@@ -154,8 +156,7 @@ class Serving:
         if sent == 0 and output.prompt_logprobs is not None:
             tokens = [*output.prompt_token_ids, *choice.token_ids]
             return completion_logprobs(tokens, [*output.prompt_logprobs, *entries], self.token_text, 0)
-        before = sum(len(self.token_text(token)) for token in choice.token_ids[:sent])
-        return completion_logprobs(choice.token_ids[sent:], entries, self.token_text, before)
+        return completion_logprobs(choice.token_ids[sent:], entries, self.token_text, offset)
 
     def token_text(self, token_id: int) -> str:
         """A token's text; its id in words for a model without a tokenizer."""
@@ -199,7 +200,9 @@ class Serving:
             return []
         text, sent, ended = new
         index = at * job.choices_per_prompt + choice.index
-        logprobs = self._logprobs(job, output, choice, sent)
+        logprobs = self._logprobs(job, output, choice, sent, deltas.offsets.get(choice.index, 0))
+        if logprobs is not None and logprobs.get("tokens"):
+            deltas.offsets[choice.index] = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
         events = []
         if text or logprobs is not None:
             events.append(self._event(job, index, {"content": text}, logprobs=logprobs))

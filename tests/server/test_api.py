@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from pagegraft.runtime.sampling import TokenLogprobs
+from pagegraft.runtime.server.responses import chat_logprobs, completion_logprobs
 from pagegraft.runtime.server.serving import _Merged
+from pagegraft.runtime.text import Tokenizer
 from served import Server, serve
 
 from tests.wiring.synthetic import continuation, letters, spell
@@ -322,6 +328,67 @@ def test_lone_surrogates_break_nothing(server: Server) -> None:
     assert response.status_code == 200, response.text
     assert complete(server, prompt="ab", max_tokens=4)["choices"][0]["text"] == greedy("ab", 4)
     server.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "message"),
+    [
+        ("POST", "/v1/completions", '{"prompt"', 400, "JSON"),
+        ("POST", "/v1/chat/completions", "[" * 100_000, 400, "body"),
+        ("POST", "/v1/completions", '{"prompt": ' + "9" * 5000 + "}", 400, "body"),
+        ("POST", "/v1/nothing", "{}", 404, "Not Found"),
+        ("DELETE", "/v1/completions", "", 405, "Method Not Allowed"),
+    ],
+)
+def test_what_the_framework_refuses_has_the_shape_of_an_error(
+    server: Server, method: str, path: str, body: str, status: int, message: str
+) -> None:
+    response = server.http.request(method, path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert message in error["message"]
+    assert error["type"] in ("invalid_request_error", "not_found_error")
+    assert ("allow" in response.headers) == (status == 405)
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_streamed_logprobs_have_the_offsets_of_the_whole_text(server: Server, echo: bool) -> None:
+    body = {"prompt": "abc", "max_tokens": 9, "echo": echo, "logprobs": 1}
+    whole = complete(server, **body)["choices"][0]["logprobs"]
+    parts = [chunk["choices"][0]["logprobs"] for chunk in events(server, "/v1/completions", **body)]
+    for key in ("tokens", "text_offset"):
+        assert [each for part in parts if part for each in part[key]] == whole[key]
+
+
+def test_logprobs_of_impossible_tokens_are_json() -> None:
+    top = np.array([-0.0, -np.inf], np.float32)
+    entry = TokenLogprobs(token_id=1, logprob=-math.inf, rank=2, top_token_ids=np.array([0, 1]), top_logprobs=top)
+    for shown in (completion_logprobs([1], [entry], str, 0), chat_logprobs([entry], str)):
+        assert "-9999.0" in json.dumps(shown, allow_nan=False)
+    assert completion_logprobs([], [], str, 7)["text_offset"] == []
+
+
+def test_a_conversation_that_takes_long_to_read_holds_up_nobody(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, reading, others_answered = Tokenizer.encode, threading.Event(), threading.Event()
+
+    def slow(tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
+        reading.set()
+        others_answered.wait(60)
+        return encode(tokenizer, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", slow)
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(httpx.post, f"{server.http.base_url}/v1/chat/completions", json=body, timeout=90)
+        try:
+            assert reading.wait(20)
+            assert server.http.get("/health").status_code == 200
+            assert not answer.done()
+        finally:
+            others_answered.set()
+        assert answer.result().status_code == 200
 
 
 @pytest.mark.parametrize("more", [{"n": 129}, {"best_of": 129}, {"n": 129, "use_beam_search": True}])
