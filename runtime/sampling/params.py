@@ -233,9 +233,12 @@ def _whole(name: str, value: object, *, low: int | None = None, high: int | None
 def _number(
     name: str, value: object, *, low: float | None = None, above: float | None = None, high: float | None = None
 ) -> None:
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # a whole number above all floats
+        number = math.inf
+    if not math.isfinite(number):
         raise SamplingParamsError(f"{name} must be a finite number, not {value!r}")
-    number = float(value)
     too_low = (low is not None and number < low) or (above is not None and number <= above)
     if too_low or (high is not None and number > high):
         raise SamplingParamsError(f"{name} is {value}; it must be {_bounds(low, above, high)}")
