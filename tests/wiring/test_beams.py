@@ -86,6 +86,19 @@ def test_a_search_can_be_ended_at_any_step(synthetic_model: Build, steps: int) -
         assert llm.engine.scheduler.cache.pools[0].num_owned == 0
 
 
+def test_a_search_that_fails_says_so_though_it_has_found_some(synthetic_model: Build) -> None:
+    prompt = [1] * 7
+    params = BeamSearchParams(beam_width=2, max_tokens=9, stop_token_ids=continuation(prompt, 1))
+    with LLM(synthetic_model(), num_blocks=20, debug=True) as llm:
+        aborted, failed = llm._submit([{"prompt_token_ids": prompt}] * 2, params)
+        llm.engine.step()
+        llm.engine.step()
+        llm.engine.abort(aborted.request_id)
+        llm.engine.abort(failed.request_id, "error", "the model failed")
+        assert [list(c.token_ids) for c in aborted.output().outputs] == [continuation(prompt, 1)]
+        assert [(c.finish_reason, c.error) for c in failed.output().outputs] == [("error", "the model failed")]
+
+
 def test_beams_that_are_dropped_make_room_for_those_that_fork(synthetic_model: Build) -> None:
     params = BeamSearchParams(beam_width=4, n=4, max_tokens=12, ignore_eos=True)
     computed = []

@@ -106,6 +106,39 @@ def test_best_of_returns_the_likeliest_choices(synthetic_model: Build) -> None:
         assert [c.index for c in chosen] == [0, 1]
 
 
+def test_best_of_tells_of_a_choice_that_failed(synthetic_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = SamplingParams(temperature=1.0, seed=1, n=6, max_tokens=5, ignore_eos=True, logprobs=0)
+    best = SamplingParams(temperature=1.0, seed=1, n=2, best_of=6, max_tokens=5, ignore_eos=True)
+    take = Choice.take
+    with LLM(synthetic_model(), num_blocks=200) as llm:
+        every = llm.generate({"prompt_token_ids": [5, 6]}, wide)[0].outputs
+        worst = min(every, key=lambda c: c.cumulative_logprob or 0.0).index
+
+        def fragile(choice: Choice, token: int) -> Any:
+            if choice.sequence.index == worst and choice.sampling.num_output_tokens == 4:
+                raise ValueError("its own")
+            return take(choice, token)
+
+        monkeypatch.setattr(Choice, "take", fragile)
+        chosen = llm.generate({"prompt_token_ids": [5, 6]}, best)[0].outputs
+        assert [c.finish_reason for c in chosen] == ["error", "length"]
+
+
+@pytest.mark.parametrize(("length", "live", "slots"), [(1, 1, 4), (5, 5, 8), (8, 8, 8)])
+@pytest.mark.parametrize("windows", [(None,), (None, 6)], ids=str)
+def test_slots_that_forks_share_count_once(
+    synthetic_model: Build, windows: tuple[int | None, ...], length: int, live: int, slots: int
+) -> None:
+    params = SamplingParams(temperature=1.0, seed=1, n=4, max_tokens=3, ignore_eos=True)
+    with LLM(synthetic_model(*windows), num_blocks=40, block_size=4, debug=True) as llm:
+        llm._submit({"prompt_token_ids": [3] * length}, params)
+        llm.engine.step()
+        assert llm.engine.kv_utilisation() == live / slots
+        llm.engine.step()  # each has a last block of its own now
+        shared = length // 4 * 4
+        assert llm.engine.kv_utilisation() == pytest.approx((shared + 4 * (length + 1 - shared)) / (shared + 4 * 4))
+
+
 def log_softmax_after(tokens: list[int]) -> np.ndarray:
     logits = next_logits(tokens)
     return logits - np.log(np.exp(logits).sum())

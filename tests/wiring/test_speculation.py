@@ -100,6 +100,15 @@ def test_preempting_and_failing_amid_guesses(synthetic_model: Build, windows: tu
             assert run(llm, preempt)[0] == expected
 
 
+def test_a_step_names_a_request_once_whose_choices_were_guessed_for(synthetic_model: Build) -> None:
+    params = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=20, ignore_eos=True)
+    with LLM(synthetic_model(), num_blocks=60, num_speculative_tokens=4, debug=True) as llm:
+        llm.engine.scheduler.guess = hostile((None,), 1, 0.9)
+        llm._submit({"prompt_token_ids": [4, 8, 15]}, params)
+        while llm.engine.has_work:
+            assert len(llm.engine.step()) == 1
+
+
 def test_what_repeats_itself_takes_fewer_steps(synthetic_model: Build) -> None:
     """Once more the same question, with the answer in its context: prompt lookup finds it."""
     prompt = [4, 8, 15, 16, 23, 42]
