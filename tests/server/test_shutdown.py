@@ -1,0 +1,57 @@
+"""The end of a server: requests that go on longer than they may are answered with what they have."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pagegraft.custom_ops.manifest import Manifest
+from pagegraft.runtime.async_engine import AsyncLLM
+from pagegraft.runtime.server.app import ServerOptions
+from pagegraft.runtime.server.run import _Server
+from served import SlowRunner
+
+from tests.wiring.synthetic import continuation, letters, spell
+
+
+@pytest.mark.parametrize("drain_seconds", [0.0, 0.3])
+def test_every_client_gets_an_answer(model: Path, drain_seconds: float) -> None:
+    runner = SlowRunner(model, Manifest.load(model))
+    runner.seconds = 0.02
+    llm = AsyncLLM(model, runner=runner, num_blocks=600, max_num_seqs=2, max_num_batched_tokens=16)
+    options = ServerOptions(model_name="synthetic", drain_seconds=drain_seconds)
+    server = _Server(llm, options, host="127.0.0.1", port=0)
+    running = threading.Thread(target=server.run, daemon=True)
+    running.start()
+    end = time.monotonic() + 60
+    while not server.started:
+        assert time.monotonic() < end, "the server did not start"
+        time.sleep(0.01)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1/completions"
+    body: dict[str, Any] = {"prompt": "end", "max_tokens": 2000, "temperature": 0, "ignore_eos": True}
+    with ThreadPoolExecutor() as threads:  # two run, the others wait
+        answers = [
+            threads.submit(httpx.post, url, json={**body, "stream": stream}, timeout=90)
+            for stream in (False, True, False, True)
+        ]
+        while llm.stats().num_unfinished < len(answers) or llm.stats().counters.steps < 5:
+            assert time.monotonic() < end, llm.stats()
+            time.sleep(0.01)
+        server.should_exit = True
+        whole, streamed, *_ = responses = [answer.result() for answer in answers]
+    running.join(60)
+    assert not running.is_alive()
+    assert not llm.stats().alive
+    assert [response.status_code for response in responses] == [200] * len(answers)
+    choice = whole.json()["choices"][0]
+    assert choice["finish_reason"] == "abort"
+    assert spell(continuation(letters("end"), 2000)).startswith(choice["text"])
+    *chunks, done, _ = streamed.text.split("\n\n")
+    assert done == "data: [DONE]"
+    assert json.loads(chunks[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
