@@ -17,7 +17,9 @@ from pagegraft.graphpass import ConvertOptions, convert
 OPTIONS = ConvertOptions(max_positions=64)
 #: Converts like the command line, but waits inside the verification until it is ended.
 WAITING = """
-import sys, time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # both are ignored where the tests run in the background
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from pagegraft.graphpass import pipeline
 def wait(*_, **__):
     print("verifying", flush=True)
@@ -49,7 +51,7 @@ def test_signals(kind: signal.Signals, tmp_path: Path) -> None:
     process = _start(_source(tmp_path / "source"), tmp_path / "out")
     assert [p for p in tmp_path.iterdir() if ".partial-" in p.name]
     process.send_signal(kind)
-    _, errors = process.communicate()
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + kind
     assert "Traceback" not in errors
     assert [p.name for p in tmp_path.iterdir()] == ["source"]
