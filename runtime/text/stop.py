@@ -65,12 +65,13 @@ class _Automaton:
 
     Aho and Corasick, "Efficient string matching", CACM 18(6), 1975.
 
-    step: state -> character -> next state; a character that is not there leads to state 0.
+    step: state -> character -> next state, along the stop strings alone: memory grows with their length.
+    fallback: state -> the one to go on from with a character that has no step: the longest proper end that has a state.
     longest_end: state -> the longest stop string that ends there.
     hold: state -> length of the longest end of the text that could still grow into a stop string.
     """
 
-    __slots__ = ("hold", "longest_end", "step")
+    __slots__ = ("fallback", "hold", "longest_end", "step")
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         self.step: list[dict[str, int]] = [{}]
@@ -86,25 +87,30 @@ class _Automaton:
                     self.hold.append(depth)
                 state = self.step[state][character]
             self.longest_end[state] = string
+        self.fallback = [0] * len(self.step)
         self._complete()
 
+    def next(self, state: int, character: str) -> int:
+        """The state after one more character: no more steps back, all in all, than steps forward."""
+        while (following := self.step[state].get(character)) is None and state:
+            state = self.fallback[state]
+        return following or 0
+
     def _complete(self) -> None:
-        """Adds the transitions of a mismatch, breadth first, so that a step is one look-up."""
-        fallback = [0] * len(self.step)
+        """Fills in what happens at a mismatch, breadth first."""
         queue = deque(self.step[0].values())
         while queue:
             state = queue.popleft()
-            suffix = fallback[state]
+            suffix = self.fallback[state]
             self.longest_end[state] = self.longest_end[state] or self.longest_end[suffix]
             if not self.step[state]:  # a whole stop string, and no beginning of a longer one
                 self.hold[state] = self.hold[suffix]
             for character, child in self.step[state].items():
-                fallback[child] = self.step[suffix].get(character, 0)
+                self.fallback[child] = self.next(suffix, character)
                 queue.append(child)
-            self.step[state] = {**self.step[suffix], **self.step[state]}
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _automaton(strings: tuple[str, ...]) -> _Automaton:
     return _Automaton(strings)
 
@@ -137,7 +143,7 @@ class StopStrings:
             return ""
         automaton, state = self._automaton, self._state
         for position, character in enumerate(text):
-            state = automaton.step[state].get(character, 0)
+            state = automaton.next(state, character)
             if counts and (found := automaton.longest_end[state]) is not None:
                 self.matched = found
                 shown = self._held + text[: position + 1]

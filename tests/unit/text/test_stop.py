@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 from pagegraft.runtime.sampling import SamplingParams
@@ -75,6 +76,16 @@ def test_before_min_tokens_a_stop_string_is_text() -> None:
         shown = "".join(strings.push(piece, counts=i >= first) for i, piece in enumerate(pieces)) + strings.finish()
         assert strings.matched == (expected[1] if expected else None), (text, stops, pieces, first)
         assert shown == (expected[0] if expected else text)
+
+
+def test_memory_grows_with_the_length_of_the_stop_strings() -> None:
+    strings = tuple(chr(0x4E00 + i) + "a" * 99 for i in range(100))
+    tracemalloc.start()
+    try:
+        StopStrings(strings)
+        assert tracemalloc.get_traced_memory()[1] < 1000 * sum(map(len, strings))
+    finally:
+        tracemalloc.stop()
 
 
 def test_nothing_is_shown_after_a_match() -> None:
