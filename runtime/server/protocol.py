@@ -15,6 +15,12 @@ __all__ = ["ChatRequest", "CommonRequest", "CompletionRequest", "StreamOptions"]
 #: Most choices, or beams, of a prompt: each is a sequence of its own.
 MAX_CHOICES = 128
 
+#: Most likeliest tokens that are reported beside a token: memory grows with their number times that of the tokens.
+MAX_LOGPROBS = 20
+
+#: Most characters of all stop strings together, and of all bad words.
+MAX_STOP_CHARACTERS = 4096
+
 #: Fields that go to SamplingParams under their own names when the client gave them.
 _SAMPLING_FIELDS = (
     "n",
@@ -92,6 +98,12 @@ class CommonRequest(BaseModel):
         for name in ("n", "best_of"):
             if (getattr(self, name) or 0) > MAX_CHOICES:
                 raise ApiError(f"{name} is {getattr(self, name)}; this server gives at most {MAX_CHOICES}", param=name)
+        for name, strings in (("stop", self.stop), ("bad_words", self.bad_words)):
+            length = sum(map(len, [strings] if isinstance(strings, str) else strings or ()))
+            if length > MAX_STOP_CHARACTERS:
+                raise ApiError(
+                    f"{name} has {length} characters; this server takes at most {MAX_STOP_CHARACTERS}", param=name
+                )
         if self.use_beam_search:
             return self._beam_params(max_tokens)
         if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
@@ -120,7 +132,7 @@ class CompletionRequest(CommonRequest):
 
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: int | None = 16
-    logprobs: int | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool = False
     suffix: str | None = None
 
@@ -141,7 +153,7 @@ class ChatRequest(CommonRequest):
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool = False
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None

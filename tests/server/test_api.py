@@ -351,6 +351,24 @@ def test_what_the_framework_refuses_has_the_shape_of_an_error(
     assert ("allow" in response.headers) == (status == 405)
 
 
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("completions", {"logprobs": 21}),
+        ("completions", {"logprobs": -1}),
+        ("completions", {"stop": ["ab" * 1000, "cd" * 1049]}),
+        ("completions", {"bad_words": ["ab" * 2049]}),
+        ("chat/completions", {"top_logprobs": 21}),
+        ("chat/completions", {"stop": "a" * 4097}),
+    ],
+)
+def test_what_takes_memory_without_bounds_is_refused(server: Server, path: str, more: dict[str, Any]) -> None:
+    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "logprobs": path != "completions", **more}
+    response = server.http.post(f"/v1/{path}", json=body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == next(iter(more))
+
+
 @pytest.mark.parametrize("echo", [False, True])
 def test_streamed_logprobs_have_the_offsets_of_the_whole_text(server: Server, echo: bool) -> None:
     body = {"prompt": "abc", "max_tokens": 9, "echo": echo, "logprobs": 1}
