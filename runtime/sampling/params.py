@@ -18,7 +18,8 @@ GREEDY_BELOW = 1e-5
 #: Any context's length to this power is a finite float64.
 MAX_LENGTH_PENALTY = 10.0
 
-#: A logit times or over this, or its inverse, is a finite float32.
+#: Logits times or over these, or their inverses, are finite float32 numbers, and no factor is zero.
+MAX_TEMPERATURE = 1e6
 MAX_REPETITION_PENALTY = 1e6
 
 #: What `SamplingParams.from_generation_config` reads: key in generation_config.json -> field here.
@@ -42,7 +43,7 @@ class SamplingParams:
         n: choices returned. Choice i draws from its own random stream (see `seed`).
         best_of: choices generated, of which the `n` with the highest mean log-probability are returned; None means `n`.
     Shape of the distribution (order of application: `pagegraft.runtime.sampling.sampler.Sampler`):
-        temperature: divides the logits; 0 (below 1e-5) is greedy, ties going to the lowest token id.
+        temperature: divides the logits; 0 (below 1e-5) is greedy, ties going to the lowest token id; at most 1e6.
         top_k: keep the k likeliest tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of likeliest tokens whose probabilities add up to at least this.
         min_p: keep tokens at least this fraction as likely as the likeliest.
@@ -196,7 +197,7 @@ def _check_fields(p: SamplingParams) -> None:
                 f"best_of {p.best_of} with temperature 0 would generate the same output {p.best_of} times; "
                 "set a temperature or leave best_of out"
             )
-    _number("temperature", p.temperature, low=0.0)
+    _number("temperature", p.temperature, low=0.0, high=MAX_TEMPERATURE)
     _whole("top_k", p.top_k, low=0)
     _number("top_p", p.top_p, above=0.0, high=1.0)
     _number("min_p", p.min_p, low=0.0, high=1.0)

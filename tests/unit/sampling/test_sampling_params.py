@@ -43,6 +43,7 @@ def test_bias_keys_may_be_strings_as_json_has_them() -> None:
         ({"repetition_penalty": 1e308}, r"repetition_penalty is 1e\+308"),  # infinite in float32
         ({"repetition_penalty": 1e-320}, "repetition_penalty is 1e-320"),  # nothing in float32
         ({"temperature": 10**400}, "temperature must be a finite number"),
+        ({"temperature": 1e308}, r"temperature is 1e\+308; it must be at least 0.0 and at most 1000000.0"),
         ({"n": 0}, "n is 0; it must be at least 1"),
         ({"n": 3, "best_of": 2}, "best_of is 2; it must be at least 3"),
         ({"best_of": 2, "temperature": 0}, "best_of 2 with temperature 0"),
