@@ -98,11 +98,12 @@ void few_piece(const Step& step, const Group& group, const FewRows& few, const P
   if constexpr (kInWords<kType>) {
     if (weights_to_words(few, count)) return weigh_words_tile<kType>(step, few, piece);
   } else {
+    // What some row must not see, and the last value where weigh_tile fills up with it: not even times zero.
+    const std::int64_t checked = piece.masked ? count : count % Simd::kWeighKeys == 0 ? 0 : 1;
     bool finite = true;
-    if (piece.masked) {
-      for (std::int64_t r = 0; r < few.all; r += few.rows) {
-        finite = finite && rows_finite<kType>(piece.tile->value + piece.from, few.value_head[r], count, step.sizes.Dv);
-      }
+    for (std::int64_t r = 0; r < few.all; r += few.rows) {
+      const std::uint8_t* const* values = piece.tile->value + piece.to - checked;
+      finite = finite && rows_finite<kType>(values, few.value_head[r], checked, step.sizes.Dv);
     }
     if (finite) return weigh_tile<kType>(step, few, piece);
   }

@@ -90,7 +90,7 @@ void weigh_tile(const Step& step, const FewRows& few, const Piece& piece) {
   const std::int64_t count = piece.to - piece.from;
   Ahead<kKeys> ahead(values, count, piece.tile->key + piece.to, step.kv.value.token_stride);
   for (std::int64_t j = 0; j < count; j += kKeys) {
-    // Beyond the piece weights are zero, but a value may be anything.
+    // Beyond the piece weights are zero, but a value may be anything: the last one is finite, see few_piece.
     const std::uint8_t* rows[kKeys];
     for (int k = 0; k < kKeys; ++k) rows[k] = values[j + k < count ? j + k : count - 1];
     ahead.move(j);
@@ -115,7 +115,7 @@ bool rows_finite(const std::uint8_t* const* rows, std::int64_t from, std::int64_
   return Simd::reduce_add(sum) == 0.f;
 }
 
-// As weigh_tile for a tile in which some row must not see a value that is NaN or infinite: not even times zero.
+// As weigh_tile where a value that would be multiplied by zero is NaN or infinite: a row takes only what it sees.
 // `element(i)` is the element of a stored row that index i of the sums is for.
 template <class Element>
 void weigh_strictly(const Step& step, const FewRows& few, const Piece& piece, Element element) {

@@ -96,14 +96,25 @@ def not_finite(cache: str, what: str) -> Call:
     return call
 
 
-def filled_pages(cache: str, quant: str, kv_heads: int, head_size: int, attributes: dict[str, Any]) -> Call:
+def infinite_value(cache: str) -> Call:
+    """A decoding step whose new value is infinite in one channel; 39 tokens fill no step of several."""
+    call = build(Setup(new=(1,), past=(38,), query_heads=4, block_size=16, cache=cache), 38)
+    call.feeds["value"][0, 3] = np.inf
+    return call
+
+
+def filled_pages(
+    cache: str, quant: str, kv_heads: int, head_size: int, attributes: dict[str, Any], *, value_size: int | None = None
+) -> Call:
     """Decoding and a few rows where the rows of two or four tokens fill a page; one block is not mapped."""
     setup = Setup(
-        new=(1, 3, 1, 1),
-        past=(150, 310, 302, 9),  # windows of 71 begin with a group of 16 tokens, and in the middle of one
+        new=(1, 3, 1, 1, 3),
+        # Windows of 71 begin with a group of 16 tokens or within one; the last sequence's rows end within and with one.
+        past=(150, 310, 239, 9, 317),
         query_heads=kv_heads,
         kv_heads=kv_heads,
         head_size=head_size,
+        value_head_size=value_size,
         block_size=32,
         cache=cache,
         k_quant=quant,
@@ -151,11 +162,14 @@ def main() -> None:
             report(f"largest sums of {cache}, {head_size}", agrees(largest_sums(cache, head_size)))
         for what in ("nan", "inf", *(["scale"] if cache == "int8" else [])):
             report(f"{what} beside {cache}", agrees(not_finite(cache, what)))
+    for cache in ("float32", "float16", "bfloat16"):
+        report(f"infinite value in {cache}", agrees(infinite_value(cache)))
     for cache, quant, kv_heads, head_size in FILLED_PAGES:
         slopes = [2.0**-h for h in range(kv_heads)]
         for attributes in ({}, {"local_window_size": 71}, {"alibi_slopes": slopes}):
             good = agrees(filled_pages(cache, quant, kv_heads, head_size, attributes))
             report(f"pages of {cache}, {kv_heads} heads of {head_size}, {list(attributes)}", good)
+    report("pages of keys alone", agrees(filled_pages("float32", "NONE", 2, 128, {}, value_size=64)))
 
 
 if __name__ == "__main__":
