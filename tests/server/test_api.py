@@ -251,7 +251,8 @@ def test_an_overload_is_refused_with_429(model: Path) -> None:
     for small in serve(model, settings={"max_unfinished": 1}):
         small.runner.seconds = 0.05
         with small.http.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 300, "stream": True}) as s:
-            next(s.iter_lines())
+            lines = s.iter_lines()  # kept: the connection closes with it
+            next(lines)
             response = small.http.post("/v1/completions", json={"prompt": "a"})
             assert response.status_code == 429
             assert response.json()["error"]["type"] == "rate_limit_error"
