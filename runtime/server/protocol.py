@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..async_engine import AsyncLLM
 from ..sampling import BeamSearchParams, SamplingParams
 from .errors import ApiError
+from .messages import plain_messages
 
 __all__ = ["ChatRequest", "CommonRequest", "CompletionRequest", "StreamOptions"]
 
@@ -161,18 +162,5 @@ class ChatRequest(CommonRequest):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def plain_messages(self) -> list[dict[str, Any]]:
-        """The messages with content as text. Raises ApiError for content that is not text."""
-        return [_plain(message) for message in self.messages]
-
-
-def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise ApiError(f"content of type {kind!r} is not supported: this model reads text", param="messages")
-        texts.append(str(part.get("text", "")))
-    return {**message, "content": "".join(texts)}
+        """The messages with content as text. Raises ApiError for roles and content that are not supported."""
+        return plain_messages(self.messages)

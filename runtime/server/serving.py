@@ -15,6 +15,7 @@ from ..llm import Params, Prompt
 from ..outputs import CompletionOutput, RequestOutput
 from ..text import TokenizerError
 from .errors import ApiError, error_body
+from .messages import check_tool_choice
 from .metrics import RequestClock, ServerMetrics
 from .protocol import ChatRequest, CommonRequest, CompletionRequest
 from .responses import Deltas, chat_logprobs, completion_logprobs, finish_reason, usage
@@ -77,6 +78,7 @@ class Serving:
         self._check_model(body)
         if body.response_format is not None and body.response_format.get("type") != "text":
             raise ApiError("response_format can only be text", param="response_format")
+        check_tool_choice(body.tool_choice)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         variables = body.chat_template_kwargs or {}
         if reserved := sorted(_RESERVED & variables.keys()):

@@ -1,7 +1,8 @@
-"""A server over the synthetic model, run by uvicorn in a thread and spoken to over a socket."""
+"""A server over the synthetic model, run by uvicorn in a thread and spoken to over a socket; how tests ask it."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from pagegraft.custom_ops.manifest import Manifest
 from pagegraft.runtime.async_engine import AsyncLLM
 from pagegraft.runtime.model.session import OnnxRunner
 from pagegraft.runtime.server.app import ServerOptions, create_app
+
+from tests.wiring.synthetic import continuation, letters, spell
 
 
 class SlowRunner(OnnxRunner):
@@ -62,3 +65,24 @@ def serve(folder: Path, **options: Any) -> Iterator[Server]:
     server.should_exit = True
     thread.join(timeout=20)
     assert not thread.is_alive()
+
+
+def greedy(prompt: str, count: int) -> str:
+    return spell(continuation(letters(prompt), count))
+
+
+def complete(server: Server, **body: Any) -> dict[str, Any]:
+    response = server.http.post("/v1/completions", json={"temperature": 0, "ignore_eos": True, **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def events(server: Server, path: str, **body: Any) -> list[Any]:
+    """The data of a stream's events; the last must be [DONE]."""
+    body = {"temperature": 0, "ignore_eos": True, "stream": True, **body}
+    response = server.http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = response.text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]

@@ -1,48 +1,19 @@
-"""The OpenAI interface: bodies in, JSON and streams out, errors by status."""
+"""The OpenAI interface: bodies in, JSON and streams out, metrics, models and health."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import threading
-import time
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from pagegraft.runtime.sampling import TokenLogprobs
 from pagegraft.runtime.server.responses import chat_logprobs, completion_logprobs
-from pagegraft.runtime.server.serving import _Merged
-from pagegraft.runtime.text import Tokenizer
-from served import Server, serve
+from served import Server, complete, events, greedy, serve
 
-from tests.wiring.synthetic import continuation, letters, spell
-
-
-def greedy(prompt: str, count: int) -> str:
-    return spell(continuation(letters(prompt), count))
-
-
-def complete(server: Server, **body: Any) -> dict[str, Any]:
-    response = server.http.post("/v1/completions", json={"temperature": 0, "ignore_eos": True, **body})
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def events(server: Server, path: str, **body: Any) -> list[Any]:
-    """The data of a stream's events; the last must be [DONE]."""
-    body = {"temperature": 0, "ignore_eos": True, "stream": True, **body}
-    response = server.http.post(path, json=body)
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    lines = response.text.split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+from tests.wiring.synthetic import letters
 
 
 def test_completion(server: Server) -> None:
@@ -126,81 +97,6 @@ def test_streams_of_several_prompts_and_choices_are_merged(server: Server) -> No
     assert texts == whole
 
 
-MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "yo"}]}]
-
-
-def test_chat(server: Server) -> None:
-    body = {"messages": MESSAGES, "max_completion_tokens": 5, "temperature": 0, "ignore_eos": True}
-    answer = server.http.post("/v1/chat/completions", json={**body, "logprobs": True, "top_logprobs": 2}).json()
-    choice = answer["choices"][0]
-    expected = greedy("uhiayoa", 5)
-    assert answer["object"] == "chat.completion"
-    assert choice["message"] == {"role": "assistant", "content": expected}
-    assert "".join(t["token"] for t in choice["logprobs"]["content"]) == expected
-    assert all(len(t["top_logprobs"]) == 2 for t in choice["logprobs"]["content"])
-    assert answer["usage"]["prompt_tokens"] == 7
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    with_tools = server.http.post("/v1/chat/completions", json={**body, "tools": tools}).json()
-    assert with_tools["usage"]["prompt_tokens"] == 8
-
-
-def test_a_streamed_chat_is_the_transcript_that_clients_expect(server: Server) -> None:
-    chunks = events(
-        server, "/v1/chat/completions", messages=MESSAGES, max_tokens=5, stream_options={"include_usage": True}
-    )
-    first, *parts, end, usage = chunks
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert {c["object"] for c in chunks} == {"chat.completion.chunk"}
-    assert len({c["id"] for c in chunks}) == 1
-    assert "".join(p["choices"][0]["delta"]["content"] for p in parts) == greedy("uhiayoa", 5)
-    assert end["choices"][0] == {
-        "index": 0,
-        "logprobs": None,
-        "finish_reason": "length",
-        "delta": {},
-        "stop_reason": None,
-    }
-    assert usage["choices"] == []
-    assert usage["usage"]["total_tokens"] == 12
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status", "message"),
-    [
-        ("/v1/completions", {"prompt": ""}, 400, "empty"),
-        ("/v1/completions", {"prompt": []}, 400, "empty"),
-        ("/v1/completions", {"prompt": ["a", ""]}, 400, "empty"),
-        ("/v1/completions", {}, 400, "prompt"),
-        ("/v1/completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
-        ("/v1/completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
-        ("/v1/completions", {"prompt": "a", "model": "other"}, 404, "does not exist"),
-        ("/v1/completions", {"prompt": "a", "suffix": "b"}, 400, "suffix"),
-        ("/v1/completions", {"prompt": [61]}, 400, "token id 61"),
-        ("/v1/completions", {"prompt": "a" * 1300}, 400, "1300 tokens"),
-        ("/v1/completions", {"prompt": "a" * 1300, "stream": True}, 400, "1300 tokens"),
-        ("/v1/completions", {"prompt": "a", "n": 1, "best_of": 2, "stream": True, "temperature": 1}, 400, "best_of"),
-        ("/v1/chat/completions", {"messages": []}, 400, "messages"),
-        ("/v1/chat/completions", {"messages": [{"content": "a"}]}, 400, "role"),
-        ("/v1/chat/completions", {"messages": [{"role": "u", "content": [{"type": "image_url"}]}]}, 400, "image_url"),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "u", "content": "a"}], "response_format": {"type": "json_object"}},
-            400,
-            "response_format",
-        ),
-    ],
-)
-def test_bad_requests_have_a_status_and_a_reason(
-    server: Server, path: str, body: dict[str, Any], status: int, message: str
-) -> None:
-    response = server.http.post(path, json=body)
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert message in error["message"]
-    assert error["type"]
-    server.wait_idle()
-
-
 def test_models_page_and_health(server: Server) -> None:
     models = server.http.get("/v1/models").json()["data"]
     assert [(m["id"], m["max_model_len"]) for m in models] == [("synthetic", 1201)]
@@ -247,129 +143,6 @@ def test_metrics_have_vllms_names_and_count(server: Server) -> None:
         assert metric(after, name) >= 0
 
 
-def test_an_overload_is_refused_with_429(model: Path) -> None:
-    for small in serve(model, settings={"max_unfinished": 1}):
-        small.runner.seconds = 0.05
-        with small.http.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 300, "stream": True}) as s:
-            lines = s.iter_lines()  # kept: the connection closes with it
-            next(lines)
-            response = small.http.post("/v1/completions", json={"prompt": "a"})
-            assert response.status_code == 429
-            assert response.json()["error"]["type"] == "rate_limit_error"
-        small.runner.seconds = 0.0
-        small.wait_idle()
-
-
-def test_a_timeout_ends_a_request(model: Path) -> None:
-    for short in serve(model, request_timeout=0.1):
-        short.runner.seconds = 0.02
-        answer = complete(short, prompt="a", max_tokens=1000)["choices"][0]
-        assert answer["finish_reason"] == "timeout"
-        assert greedy("a", 60).startswith(answer["text"])
-
-
-def test_a_stalled_step_turns_health_red_and_its_end_green_again(model: Path) -> None:
-    for stalled in serve(model, stall_seconds=0.7):
-        stalled.runner.seconds = 1.5
-        thread = threading.Thread(target=complete, args=(stalled,), kwargs={"prompt": "a", "max_tokens": 1})
-        thread.start()
-        time.sleep(1.1)
-        response = stalled.http.get("/health")
-        assert (response.status_code, response.json()["status"]) == (503, "stalled")
-        thread.join()
-        stalled.wait_idle()
-        assert stalled.http.get("/health").status_code == 200
-
-
-def _goes_away(server: Server, body: dict[str, Any], after: int) -> None:
-    """Sends a request and closes the connection: after some lines of a stream, or at once."""
-    with httpx.Client(base_url=server.http.base_url, timeout=30) as client:
-        if body.get("stream"):
-            with client.stream("POST", "/v1/completions", json=body) as response:
-                for _, _ in zip(range(after), response.iter_lines(), strict=False):
-                    pass
-            return
-        with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/completions", json=body, timeout=0.15)
-
-
-@pytest.mark.parametrize("state", ["queued", "prompt", "output"])
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_frees_everything_at_once(model: Path, state: str, stream: bool) -> None:
-    for slow in serve(model):
-        slow.runner.seconds = 0.03
-        prompt = "p" * 400 if state == "prompt" else "ab"
-        body = {"prompt": [prompt] * (9 if state == "queued" else 1), "max_tokens": 700, "ignore_eos": True}
-        _goes_away(slow, {**body, "stream": stream}, 4)
-        slow.wait_idle(3.0)
-        slow.runner.seconds = 0.0
-        assert complete(slow, prompt="after", max_tokens=3)["choices"][0]["text"] == greedy("after", 3)
-
-
-@pytest.mark.parametrize("key", ["tools", "messages", "add_generation_prompt", "model", "self"])
-def test_template_variables_with_names_of_fields_are_refused(server: Server, key: str) -> None:
-    body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {key: []}}
-    response = server.http.post("/v1/chat/completions", json=body)
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == "chat_template_kwargs"
-
-
-def post_raw(server: Server, body: str) -> httpx.Response:
-    return server.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
-
-
-def test_lone_surrogates_break_nothing(server: Server) -> None:
-    response = post_raw(server, '{"prompt": "a", "model": "\\ud800"}')
-    assert (response.status_code, response.json()["error"]["param"]) == (404, "model")
-    response = post_raw(server, '{"prompt": "\\ud800"}')
-    assert response.status_code == 400, response.text
-    response = post_raw(server, '{"prompt": "a", "stop": "\\ud800", "temperature": 0}')
-    assert response.status_code in (200, 400), response.text
-    response = post_raw(server, '{"prompt": "a", "cache_salt": "\\ud800", "temperature": 0}')
-    assert response.status_code == 200, response.text
-    assert complete(server, prompt="ab", max_tokens=4)["choices"][0]["text"] == greedy("ab", 4)
-    server.wait_idle()
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "message"),
-    [
-        ("POST", "/v1/completions", '{"prompt"', 400, "JSON"),
-        ("POST", "/v1/chat/completions", "[" * 100_000, 400, "body"),
-        ("POST", "/v1/completions", '{"prompt": ' + "9" * 5000 + "}", 400, "body"),
-        ("POST", "/v1/nothing", "{}", 404, "Not Found"),
-        ("DELETE", "/v1/completions", "", 405, "Method Not Allowed"),
-    ],
-)
-def test_what_the_framework_refuses_has_the_shape_of_an_error(
-    server: Server, method: str, path: str, body: str, status: int, message: str
-) -> None:
-    response = server.http.request(method, path, content=body, headers={"content-type": "application/json"})
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert message in error["message"]
-    assert error["type"] in ("invalid_request_error", "not_found_error")
-    assert ("allow" in response.headers) == (status == 405)
-
-
-@pytest.mark.parametrize(
-    ("path", "more"),
-    [
-        ("completions", {"logprobs": 21}),
-        ("completions", {"logprobs": -1}),
-        ("completions", {"stop": ["ab" * 1000, "cd" * 1049]}),
-        ("completions", {"bad_words": ["ab" * 2049]}),
-        ("chat/completions", {"top_logprobs": 21}),
-        ("chat/completions", {"stop": "a" * 4097}),
-    ],
-)
-def test_what_takes_memory_without_bounds_is_refused(server: Server, path: str, more: dict[str, Any]) -> None:
-    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "logprobs": path != "completions", **more}
-    response = server.http.post(f"/v1/{path}", json=body)
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == next(iter(more))
-
-
 @pytest.mark.parametrize("echo", [False, True])
 def test_streamed_logprobs_have_the_offsets_of_the_whole_text(server: Server, echo: bool) -> None:
     body = {"prompt": "abc", "max_tokens": 9, "echo": echo, "logprobs": 1}
@@ -385,55 +158,3 @@ def test_logprobs_of_impossible_tokens_are_json() -> None:
     for shown in (completion_logprobs([1], [entry], str, 0), chat_logprobs([entry], str)):
         assert "-9999.0" in json.dumps(shown, allow_nan=False)
     assert completion_logprobs([], [], str, 7)["text_offset"] == []
-
-
-def test_a_conversation_that_takes_long_to_read_holds_up_nobody(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encode, reading, others_answered = Tokenizer.encode, threading.Event(), threading.Event()
-
-    def slow(tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
-        reading.set()
-        others_answered.wait(60)
-        return encode(tokenizer, text, **options)
-
-    monkeypatch.setattr(Tokenizer, "encode", slow)
-    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-    with ThreadPoolExecutor() as threads:
-        answer = threads.submit(httpx.post, f"{server.http.base_url}/v1/chat/completions", json=body, timeout=90)
-        try:
-            assert reading.wait(20)
-            assert server.http.get("/health").status_code == 200
-            assert not answer.done()
-        finally:
-            others_answered.set()
-        assert answer.result().status_code == 200
-
-
-@pytest.mark.parametrize("more", [{"n": 129}, {"best_of": 129}, {"n": 129, "use_beam_search": True}])
-def test_too_many_choices_are_refused(server: Server, more: dict[str, Any]) -> None:
-    response = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, **more})
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == next(iter(more))
-
-
-def test_a_stream_that_is_not_read_is_not_queued() -> None:
-    async def main() -> None:
-        made = 0
-
-        async def outputs() -> AsyncIterator[Any]:
-            nonlocal made
-            for made in range(1, 101):
-                yield made
-
-        merged = _Merged([outputs(), outputs()])
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert made <= 2
-        read = 0
-        while await merged.next() is not None:
-            read += 1
-        assert read == 200
-        await merged.close()
-
-    asyncio.run(main())
