@@ -1,4 +1,4 @@
-"""Subcommands of `pagegraft` that belong to custom_ops: `conformance` and `doctor`."""
+"""What belongs to custom_ops in the command line: `--version`, `conformance` and `doctor`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,26 @@ __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds this package's subcommands to the command line."""
+    """Adds `--version` and this package's subcommands to the command line."""
+    app.callback()(options)
     app.command("conformance")(conformance)
     app.command("doctor")(doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from . import __version__
+
+        typer.echo(f"pagegraft {__version__}")
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
 
 
 def conformance(

@@ -1,22 +1,35 @@
-"""The `pagegraft` command: collects the subcommands of the three packages and turns our errors into one line."""
+"""The `pagegraft` command: collects the subcommands of the three packages and turns our errors into one line.
+
+Imports of other packages wait until `main` watches over them: an interrupt ends the command without a traceback from
+its first moment on.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from importlib.metadata import entry_points
-from typing import NoReturn
-
-import typer
-from rich.console import Console
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from .errors import PagegraftError
+
+if TYPE_CHECKING:
+    import typer
 
 __all__ = ["main"]
 
 _GROUP = "pagegraft.commands"
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def _application() -> typer.Typer:
+    from importlib.metadata import entry_points
+
+    import typer
+
     app = typer.Typer(
         name="pagegraft",
         help="Graft a paged KV cache onto an exported ONNX language model and serve it.",
@@ -32,7 +45,11 @@ def _application() -> typer.Typer:
 def main() -> None:
     """Runs the command line. Exits with 1 and one line on stderr for an error of ours or of the operating system."""
     try:
-        _application()()
+        with _interrupts_end_at_once():
+            app = _application()
+        app()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
     except PagegraftError as error:
         _complain(str(error))
     except BrokenPipeError:
@@ -43,6 +60,25 @@ def main() -> None:
         _complain(f"{place}{error.strerror or error}")
 
 
+@contextmanager
+def _interrupts_end_at_once() -> Iterator[None]:
+    """While modules are imported there is nothing to undo, and extension modules turn exceptions into others."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # ignored in the background, or somebody else's
+        return
+    signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(number: int, _: FrameType | None) -> NoReturn:
+    os._exit(128 + number)
+
+
 def _complain(text: str) -> NoReturn:
+    from rich.console import Console
+
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"pagegraft: {text}", markup=False)
     sys.exit(1)

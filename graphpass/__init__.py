@@ -1,5 +1,7 @@
 """Rewrites every attention of an exported ONNX decoder into one PagedAttention node over packed tokens."""
 
+from pagegraft.custom_ops import __version__
+
 from .errors import NotConvertible, OptionError, OutputError, SourceError, VerificationError
 from .options import ConvertOptions
 from .passes import PagedAttentionPass
@@ -15,6 +17,7 @@ __all__ = [
     "Report",
     "SourceError",
     "VerificationError",
+    "__version__",
     "convert",
     "inspect",
     "verify",

@@ -11,7 +11,6 @@ import typer
 from pagegraft.custom_ops.errors import PagegraftError
 from pagegraft.custom_ops.files import check_writable
 from rich.console import Console
-from rich.table import Table
 
 from . import kv_cli
 
@@ -27,7 +26,10 @@ def register(app: typer.Typer) -> None:
 
 def _convert(
     source: Annotated[Path, typer.Argument(help="Folder of an exported model, or its .onnx file.")],
-    out: Annotated[Path, typer.Argument(help="New folder for the converted model.")],
+    out: Annotated[
+        Path,
+        typer.Argument(help="Folder for the converted model: a new one, or an earlier conversion, which is replaced."),
+    ],
     fuse: Annotated[
         bool, typer.Option(help="Take rotary embedding, q/k norm and the split of QKV into the op where proven equal.")
     ] = True,
@@ -42,7 +44,8 @@ def _convert(
         str, typer.Option(help="cpu (pagegraft's runtime), ort-cuda (stock onnxruntime CUDA) or ascend.")
     ] = "cpu",
     kv_dtype: Annotated[
-        str | None, typer.Option(help="What the caches store: float32, float16, bfloat16, int8, int4 or fp8.")
+        str | None,
+        typer.Option(help="What the caches store: float32, float16, bfloat16, int8, int4 or fp8 (float8e4m3fn)."),
     ] = None,
     kv_quant: Annotated[
         str | None,
@@ -76,16 +79,34 @@ def _convert(
         kv_scales=kv_scales,
     )
     console = Console(stderr=True)
-    with console.status("starting") as status:
-        result = convert(source, out, options, progress=lambda text: status.update(text))
+    before = _identity(out)
+    try:
+        with console.status("starting") as status:
+            result = convert(source, out, options, progress=lambda text: status.update(text))
+    except KeyboardInterrupt:
+        written = "nothing was written" if _identity(out) == before else f"{out} was complete already"
+        typer.echo(f"pagegraft: interrupted; {written}", err=True)
+        raise typer.Exit(130) from None
     if report is not None:
         report.write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
-    Console().print(_layer_table(result))
     _print_summary(result, out)
 
 
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells a folder from one that took its place; None when there is none."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _print_summary(result: Any, out: Path) -> None:
+    from .tables import layer_lines
+
     console = Console(soft_wrap=True, highlight=False)
+    for line in layer_lines(result.layers):
+        console.print(line, markup=False)
     console.print(
         f"{result.nodes_before} nodes became {result.nodes_after}; {_bytes(result.kv_bytes_per_token)} of KV a token"
     )
@@ -122,32 +143,6 @@ def _bytes(count: int) -> str:
     return f"{count / 1024:.1f} KiB" if count >= 1024 else f"{count} bytes"
 
 
-def _layer_table(result: Any) -> Table:
-    table = Table(title=str(result.source))
-    for column in ("layer", "attention", "form", "heads", "size", "mask", "extras"):
-        table.add_column(column)
-    for layer in result.layers:
-        extras = [*layer.fused]
-        extras += [f"softcap {layer.softcap:g}"] if layer.softcap else []
-        extras += ["sinks"] if layer.sinks else []
-        extras += ["latent cache"] if layer.latent else []
-        size = (
-            f"{layer.key_head_size}"
-            if layer.key_head_size == layer.value_head_size
-            else (f"{layer.key_head_size}/{layer.value_head_size}")
-        )
-        table.add_row(
-            str(layer.layer),
-            layer.node,
-            layer.form,
-            f"{layer.heads}/{layer.kv_heads}",
-            size,
-            layer.mask,
-            ", ".join(extras),
-        )
-    return table
-
-
 def _inspect(
     source: Annotated[Path, typer.Argument(help="A model, or a folder of models.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -159,11 +154,12 @@ def _inspect(
     from .errors import OutputError
     from .options import ConvertOptions
     from .pipeline import inspect
+    from .tables import model_table
 
     if report is not None:
         check_writable(report, OutputError)
     options = ConvertOptions(max_positions=max_positions, requantize=requantize)
-    models = _models(source)
+    models, without = _models(source)
     results: list[dict[str, Any]] = []
     with Console(stderr=True).status("inspecting") as status:
         for path in models:
@@ -181,30 +177,21 @@ def _inspect(
     if as_json:
         typer.echo(text)
     else:
-        Console().print(_model_table(results))
+        Console().print(model_table(results))
+    if without:
+        typer.echo(f"{without} folder{'s' if without > 1 else ''} without a model left out", err=True)
     if not all(r["convertible"] for r in results):
         raise typer.Exit(1)
 
 
-def _models(source: Path) -> list[Path]:
-    """The source itself when it holds a model, else the folders in it that do."""
-    if source.is_dir() and not any(source.glob("*.onnx")) and not any(source.glob("onnx/*.onnx")):
-        found = sorted(p for p in source.iterdir() if p.is_dir() and any(p.rglob("*.onnx")))
-        return found or [source]
-    return [source]
+def _models(source: Path) -> tuple[list[Path], int]:
+    """The source itself, or the models among the folders of one that holds none, and how many others it has."""
+    if not source.is_dir() or _holds_model(source):
+        return [source], 0
+    folders = sorted(p for p in source.iterdir() if p.is_dir())
+    found = [p for p in folders if _holds_model(p)]
+    return (found, len(folders) - len(found)) if found else ([source], 0)
 
 
-def _model_table(results: list[dict[str, Any]]) -> Table:
-    table = Table(title=f"{sum(r['convertible'] for r in results)} of {len(results)} can be converted")
-    for column in ("model", "convertible", "layers", "what it is, or why not"):
-        table.add_column(column, overflow="fold")
-    for result in results:
-        if result["convertible"]:
-            masks = dict.fromkeys(layer["mask"] for layer in result["layers"])
-            table.add_row(result["model"], "yes", str(len(result["layers"])), ", ".join(masks))
-        else:
-            refusal = result["refusal"]
-            place = f" (node '{refusal['node']}')" if refusal["node"] else ""
-            hint = f"; {refusal['hint']}" if refusal["hint"] else ""
-            table.add_row(result["model"], "no", "-", f"{refusal['reason']}{place}{hint}")
-    return table
+def _holds_model(folder: Path) -> bool:
+    return any(folder.glob("*.onnx")) or any(folder.glob("onnx/*.onnx"))

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def _calibrate(
     model: Annotated[Path, typer.Argument(help="A conversion whose caches are floats.", show_default=False)],
     text: Annotated[Path, typer.Argument(help="A text like what the model will read.", show_default=False)],
-    kv_dtype: Annotated[str, typer.Option(help="int8, fp8 or int4.")] = "int8",
+    kv_dtype: Annotated[str, typer.Option(help="int8, fp8 (float8e4m3fn) or int4.")] = "int8",
     kv_quant: Annotated[str, typer.Option(help="Scales per-channel or per-tensor.")] = "per-channel",
     out: Annotated[Path | None, typer.Option(help="File to write. Default: kv_scales.json in MODEL.")] = None,
 ) -> None:

@@ -32,6 +32,7 @@ KV_DTYPES: Final = {
     "int8": "int8",
     "int4": "int4",
     "fp8": "float8e4m3fn",
+    "float8e4m3fn": "float8e4m3fn",
 }
 #: Per part of a cache: the op's cache input and output, its scale input and output, and its attributes.
 _PARTS: Final = {

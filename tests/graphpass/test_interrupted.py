@@ -54,6 +54,7 @@ def test_signals(kind: signal.Signals, tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + kind
     assert "Traceback" not in errors
+    assert ("pagegraft: interrupted; nothing was written" in errors) == (kind == signal.SIGINT)
     assert [p.name for p in tmp_path.iterdir()] == ["source"]
 
 

@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from pagegraft import custom_ops, graphpass, runtime
 from pagegraft.custom_ops import main
 from pagegraft.custom_ops.manifest import file_digest
 from pagegraft.graphpass import ConvertOptions, VerificationError, convert, verify
@@ -161,6 +163,43 @@ def test_an_error_of_the_operating_system_is_one_line(
     with pytest.raises(SystemExit, match="1"):
         main.main()
     assert capsys.readouterr().err == "pagegraft: model.onnx: No space left on device\n"
+
+
+#: A command that is interrupted while it imports a module, and goes on importing for a while.
+INTERRUPTED = """
+import importlib.abc, os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            sys.argv[1:] = ["--help"]
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(1)
+            except BaseException as error:
+                raise ImportError("initialization failed") from error  # what extension modules make of it
+sys.meta_path.insert(0, Finder())
+from pagegraft.custom_ops.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "onnxruntime", "pagegraft.graphpass.pipeline", "pagegraft.runtime.cli"])
+def test_an_interrupt_during_the_imports_ends_without_a_traceback(module: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, module]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_versions(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = version("pagegraft")
+    monkeypatch.setattr(sys, "argv", [PAGEGRAFT, "--version"])
+    with pytest.raises(SystemExit) as caught:
+        main.main()
+    assert (caught.value.code, capsys.readouterr().out) == (0, f"pagegraft {expected}\n")
+    assert {package.__version__ for package in (custom_ops, graphpass, runtime)} == {expected}
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = custom_ops.nothing
 
 
 def without_numbers(converted: Path, folder: Path) -> Path:

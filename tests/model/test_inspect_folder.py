@@ -31,3 +31,15 @@ def test_folder_of_models(tmp_path: Path) -> None:
     assert mixed.returncode == 1
     assert "2 of 3 can be converted" in mixed.stdout
     assert "broken" in mixed.stdout
+
+
+def test_folders_without_a_model_are_no_models(tmp_path: Path) -> None:
+    shutil.copytree(ZOO / "mistral__opt", tmp_path / "mistral__opt")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "deep" / "below").mkdir(parents=True)
+    (tmp_path / "deep" / "below" / "model.onnx").write_bytes(b"of nobody that could be named as `deep`")
+    done = run(str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    assert [r["model"] for r in json.loads(done.stdout)] == ["mistral__opt"]
+    assert "2 folders without a model left out" in done.stderr
+    assert run(str(tmp_path / "empty")).returncode == 1
