@@ -11,6 +11,7 @@ import typer
 
 from .cli_options import (
     Budget,
+    ChatTemplateFile,
     Debug,
     Device,
     KvMemory,
@@ -23,8 +24,9 @@ from .cli_options import (
     Threads,
     TopK,
     TopP,
+    read_template,
 )
-from .engine.errors import ConfigurationError, StepError
+from .engine.errors import StepError
 
 if TYPE_CHECKING:
     from .llm import LLM
@@ -164,21 +166,18 @@ def chat(
     threads: Threads = None,
     device: Device = "cpu",
     speculative_tokens: Speculate = 0,
-    chat_template: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--chat-template", help="A jinja2 file to use instead of the model's own template."),
-    ] = None,
+    chat_template: ChatTemplateFile = None,
 ) -> None:
     """Talks with a model through its own chat template: a line is a turn, an empty line or Ctrl-D ends."""
-    from .text import ChatTemplate
-
-    own_template = None if chat_template is None else _read_template(chat_template)
     with _load(
-        model, kv_memory=kv_memory, num_threads=threads, device=device, num_speculative_tokens=speculative_tokens
+        model,
+        kv_memory=kv_memory,
+        num_threads=threads,
+        device=device,
+        num_speculative_tokens=speculative_tokens,
+        chat_template=read_template(chat_template),
     ) as llm:
         template = llm.model.text.chat_template
-        if own_template is not None:
-            template = ChatTemplate(own_template, llm.model.text.special_tokens)
         params = _params(llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
         messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         while line := _read_line():
@@ -186,14 +185,6 @@ def chat(
             ids = llm.tokenizer.encode(template.render(messages), add_special_tokens=False)
             answer = _stream_text(llm, {"prompt_token_ids": ids}, params)
             messages.append({"role": "assistant", "content": answer})
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigurationError(f"{path} cannot be read as text ({reason}); give a jinja2 file") from None
 
 
 def _read_line() -> str:

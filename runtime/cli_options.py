@@ -7,8 +7,11 @@ from typing import Annotated, Optional
 
 import typer
 
+from .engine.errors import ConfigurationError
+
 __all__ = [
     "Budget",
+    "ChatTemplateFile",
     "Debug",
     "Device",
     "KvMemory",
@@ -21,6 +24,7 @@ __all__ = [
     "Threads",
     "TopK",
     "TopP",
+    "read_template",
 ]
 
 Model = Annotated[Path, typer.Argument(help="Folder that `pagegraft convert` wrote.", show_default=False)]
@@ -53,3 +57,18 @@ Speculate = Annotated[
         "--speculative-tokens", help="Tokens guessed from the context and verified in a step; the output is the same."
     ),
 ]
+ChatTemplateFile = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--chat-template", help="A jinja2 file to use instead of the model's own template."),
+]
+
+
+def read_template(path: Path | None) -> str | None:
+    """The text of a chat template's file. Raises ConfigurationError when it cannot be read."""
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigurationError(f"{path} cannot be read as text ({reason}); give a jinja2 file") from None

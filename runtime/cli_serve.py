@@ -6,7 +6,17 @@ from typing import Annotated, Optional
 
 import typer
 
-from .cli_options import Budget, Device, KvMemory, Model, Sequences, Speculate, Threads
+from .cli_options import (
+    Budget,
+    ChatTemplateFile,
+    Device,
+    KvMemory,
+    Model,
+    Sequences,
+    Speculate,
+    Threads,
+    read_template,
+)
 from .engine.errors import ConfigurationError
 
 __all__ = ["serve"]
@@ -37,6 +47,7 @@ def serve(
         Optional[str],  # noqa: UP045
         typer.Option("--shared-memory", help="Name of a shared memory region for the caches."),
     ] = None,
+    chat_template: ChatTemplateFile = None,
 ) -> None:
     """Serves a model by OpenAI's HTTP interface, with metrics at /metrics and a chat page at /."""
     try:
@@ -63,4 +74,5 @@ def serve(
         device=device,
         num_speculative_tokens=speculative_tokens,
         shared_memory=shared_memory,
+        chat_template=read_template(chat_template),
     )

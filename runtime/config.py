@@ -30,6 +30,7 @@ class Settings(TypedDict, total=False):
     device: str
     debug: bool
     shared_memory: str | None
+    chat_template: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,7 @@ class EngineConfig:
     debug: check all accounting after each step.
     shared_memory: name of a POSIX shared memory region that holds the caches, where other processes can read them
         (`model.shared_memory.attach`); it is freed even after `kill -9`, by the next engine that uses any.
+    chat_template: jinja2 text to use instead of the model's own templates.
     """
 
     kv_memory: int | str | None = None
@@ -63,6 +65,7 @@ class EngineConfig:
     device: str = "cpu"  # one of Device
     debug: bool = False
     shared_memory: str | None = None
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs", "num_threads"):

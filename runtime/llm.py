@@ -38,7 +38,8 @@ class LLM:
     """A converted model and its engine.
 
     Settings, all by name (EngineConfig says what they do): kv_memory, num_blocks, block_size, max_num_batched_tokens,
-    max_num_seqs, enable_prefix_caching, num_speculative_tokens, num_threads, device, debug, shared_memory.
+    max_num_seqs, enable_prefix_caching, num_speculative_tokens, num_threads, device, debug, shared_memory,
+    chat_template.
 
     >>> llm = LLM("smollm2-paged")
     >>> [output.outputs[0].text for output in llm.generate(["The capital of France is"])]

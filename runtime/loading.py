@@ -44,12 +44,13 @@ def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner |
     """Loads a converted model. `runner` replaces the onnxruntime runner.
 
     Raises ManifestError for a folder that is no intact converted model, ConfigurationError for settings with which it
-    cannot run.
+    cannot run, ChatTemplateError for a template of the caller's that is none.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise ManifestError(f"{folder} is no folder; give the folder that `pagegraft convert` wrote")
     manifest = Manifest.load(folder)
+    text = ModelText(folder, chat_template=config.chat_template)
     block_size = config.block_size or manifest.default_block_size
     if runner is None:
         runner = _runner(folder, manifest, config)
@@ -59,7 +60,7 @@ def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner |
         shapes, max_chunk = _shapes(manifest, config, block_size)
         runner.allocate_kv([KVGroup(shape.num_blocks, block_size) for shape in shapes])
         cache = CacheManager(shapes, block_size, max_chunk=max_chunk, share_prefixes=config.enable_prefix_caching)
-        engine, text = _assemble(folder, manifest, config, runner, cache)
+        engine = _assemble(text, manifest, config, runner, cache)
     except BaseException:
         runner.close()  # or the caches would stay, in shared memory under their name
         raise
@@ -75,11 +76,10 @@ def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner |
 
 
 def _assemble(
-    folder: Path, manifest: Manifest, config: EngineConfig, runner: ModelRunner, cache: CacheManager
-) -> tuple[Engine, ModelText]:
-    """The engine over a runner that has its caches, and the model's text."""
+    text: ModelText, manifest: Manifest, config: EngineConfig, runner: ModelRunner, cache: CacheManager
+) -> Engine:
+    """The engine over a runner that has its caches."""
     scheduler = Scheduler(cache, max_step_tokens=config.max_num_batched_tokens, max_sequences=config.sequences)
-    text = ModelText(folder)
     tables = BlockTables(len(cache.groups), config.sequences)
     parts = EngineParts(
         scheduler=scheduler,
@@ -90,7 +90,7 @@ def _assemble(
         num_speculative=config.num_speculative_tokens,
         debug=config.debug,
     )
-    return Engine(parts), text
+    return Engine(parts)
 
 
 def _runner(folder: Path, manifest: Manifest, config: EngineConfig) -> ModelRunner:

@@ -46,7 +46,7 @@ def _plain(index: int, message: dict[str, Any]) -> dict[str, Any]:
     texts = []
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise ApiError(f"content of type {kind!r:.60} is not supported: this model reads text", param="messages")
+            given = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise ApiError(f"content of type {given!r:.60} is not supported: this model reads text", param="messages")
         texts.append(str(part.get("text", "")))
     return {**message, "content": "".join(texts)}

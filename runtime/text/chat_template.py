@@ -45,8 +45,8 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(
-                f"the model's chat template is not valid jinja2: {error.message} (line {error.lineno}); "
-                "correct chat_template in tokenizer_config.json, or pass one of your own"
+                f"the chat template is not valid jinja2: {error.message} (line {error.lineno}); "
+                "correct it (the model's is in its tokenizer_config.json or chat_template.jinja), or pass another one"
             ) from error
 
     def render(

@@ -19,10 +19,14 @@ class ModelText:
 
     folder: holds tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json, config.json; any
     may be absent.
+    chat_template: jinja2 text to use instead of the folder's templates. Raises ChatTemplateError when it is none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, chat_template: str | None = None) -> None:
         self.folder = folder
+        self._own_template = chat_template
+        if chat_template is not None:
+            ChatTemplate(chat_template)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -93,6 +97,8 @@ class ModelText:
         return ChatTemplate(sources[name], self.special_tokens)
 
     def _template_sources(self) -> dict[str, str]:
+        if self._own_template is not None:
+            return {"default": self._own_template}
         sources: dict[str, str] = {}
         value = self.tokenizer_config.get("chat_template") or self._json("chat_template.json").get("chat_template")
         if isinstance(value, str):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,8 @@ from pagegraft.runtime.model.session import OnnxRunner
 from pagegraft.runtime.server.app import ServerOptions, create_app
 
 from tests.wiring.synthetic import continuation, letters, spell
+
+PAGEGRAFT = str(Path(sys.executable).with_name("pagegraft"))
 
 
 class SlowRunner(OnnxRunner):
@@ -86,3 +92,18 @@ def events(server: Server, path: str, **body: Any) -> list[Any]:
     lines = response.text.split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+@contextmanager
+def serving(model: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process of its own, and its first line."""
+    command = [PAGEGRAFT, "serve", str(model), "--kv-memory", "1MB", "--port", "0", *options]
+    environment = {**os.environ, "NO_COLOR": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as server:
+        try:
+            assert server.stdout is not None
+            yield server, server.stdout.readline()
+        finally:
+            server.kill()

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from pagegraft.runtime.text import ChatTemplate, Tokenizer
+from pagegraft.runtime.text import Tokenizer
 from served import Server, events, greedy, serve
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "yo"}]}]
@@ -113,8 +113,7 @@ def test_the_round_trip_of_a_tool_reaches_the_template_as_text(model: Path, cont
         {"role": "assistant", "tool_calls": [call], **content},
         {"role": "tool", "tool_call_id": "1", "content": "yo"},
     ]
-    for adding in serve(model):
-        adding.llm.model.text.__dict__["chat_template"] = ChatTemplate(adds)
+    for adding in serve(model, settings={"chat_template": adds}):
         body = {"messages": messages, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
         response = adding.http.post("/v1/chat/completions", json=body)
         assert response.status_code == 200, response.text

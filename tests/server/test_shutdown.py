@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ from pagegraft.custom_ops.manifest import Manifest
 from pagegraft.runtime.async_engine import AsyncLLM
 from pagegraft.runtime.server.app import ServerOptions
 from pagegraft.runtime.server.run import _Server
-from served import SlowRunner
+from served import SlowRunner, serving
 
 from tests.wiring.synthetic import continuation, letters, spell
 
@@ -55,3 +57,22 @@ def test_every_client_gets_an_answer(model: Path, drain_seconds: float) -> None:
     *chunks, done, _ = streamed.text.split("\n\n")
     assert done == "data: [DONE]"
     assert json.loads(chunks[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
+
+
+def test_ctrl_c_says_what_is_finished_and_a_second_one_ends_it(model: Path) -> None:
+    with serving(model, "--drain-seconds", "50") as (server, line):
+        address = re.search(r"http://\S+?:\d+", line)
+        assert address is not None, line
+        assert server.stdout is not None
+        assert server.stderr is not None
+        body = {"prompt": "a", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{address[0]}/v1/completions", json=body, timeout=90) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.send_signal(signal.SIGINT)
+            told = server.stdout.readline()
+            server.send_signal(signal.SIGINT)
+            assert list(lines)[-2] == "data: [DONE]"
+        assert told == "finishing 1 request (at most 50 s); Ctrl-C again to stop at once\n"
+        assert server.wait(30) != 0
+        assert "Traceback" not in server.stderr.read()
