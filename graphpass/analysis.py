@@ -99,17 +99,20 @@ def _analyse(
     probe = Probe(model, view, interface)
     caches = CacheIndex(view, interface)
     resolve_cache_shapes(probe, caches)
-    probe.measure()
-    longest = max_positions or DEFAULT_LONGEST
-    sites = [recognise_scores(probe, caches, anchor, longest) for anchor in find_score_anchors(view, caches)]
-    sites += [recognise_grouped(probe, caches, node) for node in find_grouped(model.graph)]
-    sites.sort(key=lambda site: view.order[site.node])
-    if not sites:
+    anchors, grouped = find_score_anchors(view, caches), find_grouped(model.graph)
+    if not anchors and not grouped:  # said before it is run: what is no decoder need not take a decoder's inputs
         raise NotConvertible(
-            "no attention was found",
+            "no attention was found"
+            if interface.caches
+            else "this does not look like a decoder: no attention was found, and no caches",
             hint="only decoder language models with attention can be converted",
             kind="no-attention",
         )
+    probe.measure()
+    longest = max_positions or DEFAULT_LONGEST
+    sites = [recognise_scores(probe, caches, anchor, longest) for anchor in anchors]
+    sites += [recognise_grouped(probe, caches, node) for node in grouped]
+    sites.sort(key=lambda site: view.order[site.node])
     check_caches_are_explained(caches, sites)
     limits = [site.score.limit for site in sites if site.score.limit is not None]
     structure = plan_structure(probe, sites, min([longest, *limits]))

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 from pagegraft.custom_ops import manifest as names
+from pagegraft.custom_ops.files import writing
 
 from .errors import KvCacheError
 from .evaluate import Array
@@ -70,14 +71,12 @@ class KvScales:
             "layers": layers,
         }
         partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-        try:
-            partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
-            partial.replace(path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise KvCacheError(
-                f"{path} cannot be written ({error.strerror}); name a file in a folder of yours"
-            ) from None
+        with writing(path, KvCacheError, "name a file in a folder of yours"):
+            try:
+                partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path) -> KvScales:

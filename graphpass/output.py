@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 from pagegraft.custom_ops import manifest as names
+from pagegraft.custom_ops.files import writing
 
 from .errors import OutputError
 from .genai import CONFIG_FILE
@@ -100,23 +101,15 @@ def new_folder(out: Path) -> Iterator[Path]:
     OutputError when the folder cannot be made, written or replaced.
     """
     with signals_unwind(), ExitStack() as stack:
-        with _as_output_error(out):
+        with writing(out, OutputError, "name another output folder"):
             out.parent.mkdir(parents=True, exist_ok=True)
             remove_abandoned(out)
             partial = stack.enter_context(partial_folder(out))
         with _full_disk_named(out):
             yield partial
         _check_replaceable(out)
-        with _as_output_error(out):
+        with writing(out, OutputError, "name another output folder"):
             _take_place(partial, out)
-
-
-@contextmanager
-def _as_output_error(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{out} cannot be written ({error.strerror}); name another output folder") from None
 
 
 @contextmanager

@@ -27,6 +27,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ..errors import ContractError
+from ..files import writing
 from ..reference import paged_attention
 from ..spec import INPUTS, OP_TYPE, OUTPUTS, AttentionAttributes
 from ..validation import Array, Feeds, element_type, geometry_of
@@ -47,15 +48,22 @@ _DATA = "test_data_set_0"
 def export_cases(folder: Path, cases: Sequence[Case]) -> tuple[int, int]:
     """Writes every case that ends in outputs and fits in a file; returns their number and size in bytes.
 
-    Raises ContractError when `folder` exists and is not empty; nothing is left behind when writing fails.
+    Raises ContractError when `folder` exists and is not empty, or cannot be written; nothing is left behind then.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ContractError(f"{folder} exists and is not an empty folder; give a new folder for the vectors")
     chosen = [case for case in cases if case.kind in _EXPORTED]
+    with writing(folder, ContractError, "name a new folder where you may write and where there is room"):
+        size = _write_all(folder, chosen)
+    return len(chosen), size
+
+
+def _write_all(folder: Path, cases: Sequence[Case]) -> int:
+    """Writes the cases into `folder`, which appears when they are complete; returns their size. Raises OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".vectors-") as work:
         root = Path(work) / "vectors"
-        for case in chosen:
+        for case in cases:
             _write_case(root / case.id, case)
         contract = resources.files(__package__.rpartition(".")[0]).joinpath("README.md").read_text(encoding="utf-8")
         (root / "README.md").write_text(_LAYOUT + contract, encoding="utf-8")
@@ -63,7 +71,7 @@ def export_cases(folder: Path, cases: Sequence[Case]) -> tuple[int, int]:
         if folder.exists():
             folder.rmdir()
         shutil.move(root, folder)
-    return len(chosen), size
+    return size
 
 
 def _write_case(place: Path, case: Case) -> None:

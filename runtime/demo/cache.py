@@ -13,9 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ...custom_ops.files import writing
 from .errors import DemoError
 
-__all__ = ["default_cache_dir", "exclusive", "new_folder"]
+__all__ = ["ELSEWHERE", "default_cache_dir", "exclusive", "new_folder"]
+
+#: What to do where the cache folder cannot be used.
+ELSEWHERE = "set PAGEGRAFT_CACHE to another folder"
 
 
 def default_cache_dir() -> Path:
@@ -37,9 +41,7 @@ def exclusive(cache_dir: Path) -> Iterator[None]:
         cache_dir.mkdir(parents=True, exist_ok=True)
         lock = (cache_dir / ".lock").open("w")
     except OSError as error:
-        raise DemoError(
-            f"cache folder {cache_dir} is not writable ({error.strerror}): set PAGEGRAFT_CACHE to another folder"
-        ) from error
+        raise DemoError(f"cache folder {cache_dir} is not writable ({error.strerror}): {ELSEWHERE}") from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for leftover in cache_dir.glob(".partial-*"):
@@ -48,17 +50,21 @@ def exclusive(cache_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path, *, advice: str) -> Iterator[Path]:
     """A path that the block makes a folder at; it takes the place of `target` when the block ends well, else vanishes.
 
     Call it within `exclusive(target.parent)`.
+
+    Raises:
+        DemoError: `target` cannot be written, in the block or at its end; `advice` says what to do then.
     """
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
-    try:
-        built = partial / target.name
-        yield built
-        if target.exists():
-            target.rename(partial / "replaced")
-        built.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with writing(target, DemoError, advice):
+        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
+        try:
+            built = partial / target.name
+            yield built
+            if target.exists():
+                target.rename(partial / "replaced")
+            built.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)

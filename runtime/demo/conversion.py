@@ -17,8 +17,9 @@ from typing import Any
 from rich.console import Console
 
 from ...custom_ops.errors import ManifestError
+from ...custom_ops.files import writing
 from ...custom_ops.manifest import Manifest, file_digest
-from .cache import exclusive, new_folder
+from .cache import ELSEWHERE, exclusive
 from .errors import DemoError
 
 __all__ = ["conversion_summary", "convert_once"]
@@ -37,18 +38,17 @@ def convert_once(source: Path, target: Path, console: Console) -> bool:
     with exclusive(target.parent):
         if _is_current(source, target):
             return False
-        with new_folder(target) as folder:
-            report = folder.parent / "report.json"
-            arguments = ["convert", str(source), str(folder), "--report", str(report)]
-            shown = f"$ pagegraft convert {source} {target}"
-            console.print(shown, style="bold", soft_wrap=True, highlight=False)
-            # -P keeps the working folder out of the module search path. The table of layers is summed up instead.
-            command = [sys.executable, "-P", "-c", _COMMAND_LINE, *arguments]
-            if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode != 0:
-                raise DemoError(f"{source} could not be converted: see the message above")
-            text = report.read_text(encoding="utf-8")
-        record = {"pagegraft": version("pagegraft"), **json.loads(text)}
-        _report_file(target).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        # The command replaces an earlier conversion only by a complete one.
+        arguments = ["convert", str(source), str(target)]
+        console.print(f"$ pagegraft {' '.join(arguments)}", style="bold", soft_wrap=True, highlight=False)
+        # -P keeps the working folder out of the module search path. What the command prints is summed up instead.
+        report = _report_file(target)
+        command = [sys.executable, "-P", "-c", _COMMAND_LINE, *arguments, "--report", str(report)]
+        if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode != 0:
+            raise DemoError(f"{source} could not be converted: see the message above")
+        with writing(report, DemoError, ELSEWHERE):
+            record = {"pagegraft": version("pagegraft"), **_read_report(target)}
+            report.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return True
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import onnx
 
-from .cache import exclusive, new_folder
+from ...custom_ops.files import writing
+from .cache import ELSEWHERE, exclusive, new_folder
 from .download import GGUF_SHA256, fetch_gguf
 from .errors import DemoError
 from .gguf_model import GgufModel, Weight, require_gguf_package
@@ -43,14 +44,9 @@ def export_smollm2(cache_dir: Path, *, progress: ProgressReport = no_progress) -
         if _read_record(target) != record:
             require_gguf_package()
             gguf = fetch_gguf(cache_dir, progress=progress)
-            try:
-                with new_folder(target) as folder:
-                    _write_model(GgufModel(gguf), folder, progress)
-                    (folder / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
-            except OSError as error:
-                raise DemoError(
-                    f"{target} cannot be written ({error.strerror}): free 700 MB or set PAGEGRAFT_CACHE elsewhere"
-                ) from error
+            with new_folder(target, advice=f"free 700 MB there, or {ELSEWHERE}") as folder:
+                _write_model(GgufModel(gguf), folder, progress)
+                (folder / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
     return target
 
 
@@ -58,13 +54,15 @@ def export_gguf(gguf: Path, target: Path, *, progress: ProgressReport = no_progr
     """Export any plain Llama GGUF with a byte-level BPE vocabulary into the folder `target`, which must not exist.
 
     Raises:
-        DemoError: the file is not such a model, or `target` exists.
+        DemoError: the file is not such a model, or `target` exists or cannot be written.
     """
     if target.exists():
         raise DemoError(f"{target} exists already: remove it or name another folder")
     model = GgufModel(gguf)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with new_folder(target) as folder:
+    advice = "name a new folder where you may write and where there is room"
+    with writing(target, DemoError, advice):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(target, advice=advice) as folder:
         _write_model(model, folder, progress)
     return target
 

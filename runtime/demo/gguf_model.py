@@ -232,7 +232,9 @@ def _open(path: Path) -> Any:
 
     try:
         return GGUFReader(path)
-    except (ValueError, OSError, IndexError) as error:
+    except OSError as error:
+        raise DemoError(f"{path} cannot be read ({error.strerror or error}): give a GGUF file of yours") from error
+    except (ValueError, IndexError) as error:
         raise DemoError(f"{path}: not a readable GGUF file ({error}): download it again") from error
 
 

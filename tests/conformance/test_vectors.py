@@ -62,11 +62,26 @@ def test_replay_without_this_package(folder: Path, script: str) -> None:
     assert f"{len(CHOSEN)} of {len(CHOSEN)} vectors agree" in done.stdout
 
 
+@pytest.mark.parametrize("script", ["replay_npy.py", "replay_pb.py"])
+def test_replay_says_what_it_lacks(folder: Path, script: str) -> None:
+    for arguments, reason in (
+        (["nope", str(library_path())], "nope holds no vectors"),
+        ([str(folder), "nolib.so"], "nolib.so is no custom-op library"),
+        ([str(folder)], "VECTORS LIBRARY"),
+    ):
+        command = [sys.executable, str(EXAMPLE / script), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert reason in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
 def test_replay_uses_onnxruntime_and_numpy_only() -> None:
     lines = [line for line in (EXAMPLE / "replay_npy.py").read_text().splitlines() if line.strip()]
     imports = {line.split()[1].split(".")[0] for line in lines if line.startswith(("import", "from"))}
     assert imports == {"json", "sys", "pathlib", "numpy", "onnxruntime"}
-    assert len(lines) <= 45
+    assert len(lines) <= 52
 
 
 def test_replay_sees_a_wrong_expectation(folder: Path, tmp_path: Path) -> None:
@@ -110,6 +125,11 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="not an empty folder"):
         export_cases(tmp_path, CHOSEN[:1])
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_folder_that_cannot_be_written_is_named_as_given() -> None:
+    with pytest.raises(ContractError, match=r"^/proc/vectors cannot be written \(.*\); name a new folder"):
+        export_cases(Path("/proc/vectors"), CHOSEN[:1])
 
 
 def test_a_folder_without_vectors_is_refused(tmp_path: Path) -> None:

