@@ -35,7 +35,7 @@ __all__ = ["AsyncLLM", "EngineStats", "EngineStoppedError", "QueueFullError", "R
 _IDLE_SECONDS = 0.5
 #: So many deadlines of requests that have ended are kept at least before they are sorted out.
 _SPARE_DEADLINES = 16
-#: Prompts longer than this many characters are encoded outside the event loop.
+#: Prompts longer than this many characters are encoded outside the event loop, where grammars are compiled too.
 _LONG_PROMPT = 4096
 
 
@@ -82,7 +82,8 @@ class AsyncLLM:
         options = options or RequestOptions()
         params = sampling_params if sampling_params is not None else self.default_params()
         request_id = options.request_id or f"request-{next(self._ids)}"
-        if isinstance(prompt, str) and len(prompt) > _LONG_PROMPT:
+        is_long = isinstance(prompt, str) and len(prompt) > _LONG_PROMPT
+        if is_long or (isinstance(params, SamplingParams) and params.structured_outputs is not None):
             source = await asyncio.to_thread(read_prompt, prompt, params, request_id, self.model)
         else:
             source = read_prompt(prompt, params, request_id, self.model)
@@ -104,15 +105,18 @@ class AsyncLLM:
             if not stream.done:
                 self._tell(lambda: self._abort(request_id, stream))
 
-    def chat(
+    async def chat(
         self,
         messages: Sequence[Message],
         sampling_params: Params | None = None,
         options: RequestOptions | None = None,
         **template: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """As `generate`, for a conversation through the model's chat template."""
-        return self.generate(self.chat_prompt(messages, **template), sampling_params, options)
+        """As `generate`, for a conversation through the model's chat template. Raises ChatTemplateError too."""
+        prompt = await asyncio.to_thread(self.chat_prompt, messages, **template)
+        async with contextlib.aclosing(self.generate(prompt, sampling_params, options)) as outputs:
+            async for output in outputs:
+                yield output
 
     def chat_prompt(self, messages: Sequence[Message], **template: Any) -> TokensPrompt:
         """The prompt of a conversation. Raises ChatTemplateError or TokenizerError."""

@@ -158,25 +158,44 @@ class LLM:
 
 
 def chat_prompt(model: LoadedModel, messages: Sequence[Message], **template: Any) -> TokensPrompt:
-    """The prompt of a conversation by the model's own chat template. Raises ChatTemplateError or TokenizerError."""
+    """The prompt of a conversation by the model's own chat template.
+
+    Raises ChatTemplateError, TokenizerError, or RequestError for one so long that it need not be encoded.
+    """
     text = model.text.chat_template_for(tools=bool(template.get("tools"))).render(messages, **template)
-    return {"prompt_token_ids": model.text.tokenizer.encode(text, add_special_tokens=False)}
+    return {"prompt_token_ids": _encode(model, text, add_special_tokens=False)}
 
 
 def read_prompt(prompt: Prompt, params: Params, request_id: str, model: LoadedModel) -> RequestInput:
-    """A prompt with its text encoded and bad words turned into ids.
+    """A prompt with its text encoded, bad words turned into ids and structured outputs compiled.
 
-    Raises TokenizerError without a tokenizer, RequestError for what is neither text nor token ids.
+    Raises TokenizerError without a tokenizer, RequestError for what is neither text nor token ids, or far too long,
+    SamplingParamsError for a form of the output that cannot be compiled.
     """
     text = prompt if isinstance(prompt, str) else None
     if isinstance(prompt, str):
-        ids: Sequence[int] = model.text.tokenizer.encode(prompt) if prompt else []
+        ids: Sequence[int] = _encode(model, prompt, add_special_tokens=True) if prompt else []
     else:
         ids = _token_ids(prompt)
     if isinstance(params, SamplingParams) and params.bad_words:
         tokenizer = model.text.tokenizer
         params = params.with_bad_word_ids(lambda word: tokenizer.encode(word, add_special_tokens=False))
-    return RequestInput(request_id=request_id, prompt_token_ids=ids, params=params, prompt=text)
+    grammar = None
+    if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+        grammar = model.grammars.compile(params.structured_outputs)
+    return RequestInput(request_id=request_id, prompt_token_ids=ids, params=params, prompt=text, grammar=grammar)
+
+
+def _encode(model: LoadedModel, text: str, *, add_special_tokens: bool) -> list[int]:
+    """The ids of a text, which is not encoded when it cannot fit: that would take seconds for some megabytes."""
+    tokenizer, limit = model.text.tokenizer, model.engine.limits.max_context
+    least = 0 if tokenizer.reach is None else tokenizer.reach.least_tokens(text)
+    if least >= limit:
+        raise RequestError(
+            f"the prompt has {len(text)} characters, which are {least} tokens or more, and at most {limit - 1} fit "
+            f"before a first output token (a context of {limit}, by model and KV memory): shorten it"
+        )
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _token_ids(prompt: object) -> Sequence[int]:

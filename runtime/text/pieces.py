@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ByteLevelDecoder", "PieceDecoder", "byte_level_bytes", "read_decoder"]
+__all__ = ["BYTE_OF_CHARACTER", "ByteLevelDecoder", "PieceDecoder", "byte_level_bytes", "read_decoder"]
 
 #: One stage: (token, whether it is the first of the text) -> text.
 Stage = Callable[[str, bool], str]
@@ -87,7 +87,7 @@ def read_decoder(description: dict[str, Any] | None) -> ByteLevelDecoder | Piece
 def byte_level_bytes(token: str) -> bytes:
     """Bytes of a token of a byte-level vocabulary; an added token that does not spell bytes is its own UTF-8."""
     try:
-        return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        return bytes(BYTE_OF_CHARACTER[character] for character in token)
     except KeyError:
         return token.encode("utf-8")
 
@@ -155,4 +155,5 @@ def _characters_of_bytes() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF_CHARACTER = _characters_of_bytes()
+#: Which byte a character of a byte-level vocabulary spells.
+BYTE_OF_CHARACTER = _characters_of_bytes()

@@ -11,6 +11,7 @@ import tokenizers
 
 from .detokenizer import Detokenization, IncrementalDetokenizer
 from .errors import TokenizerError
+from .reach import Reach
 
 __all__ = ["Tokenizer"]
 
@@ -22,6 +23,7 @@ class Tokenizer:
         vocab_size: ids run from 0 to vocab_size - 1, added tokens included; a model's logits may be wider.
         special_token_ids: ids that `skip_special_tokens` leaves out.
         decoder_description: the "decoder" of the tokenizer.json.
+        reach: how much text a token stands for at most; None when nothing is known.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -33,7 +35,9 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), 1 + max(added, default=-1))
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.decoder_description: dict[str, Any] | None = json.loads(backend.to_str())["decoder"]
+        description = json.loads(backend.to_str())
+        self.decoder_description: dict[str, Any] | None = description["decoder"]
+        self.reach = Reach.of(description)
 
     @classmethod
     def from_file(cls, path: Path) -> Tokenizer:
@@ -69,6 +73,11 @@ class Tokenizer:
             text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise TokenizerError(f"token ids {list(token_ids)!r:.80} cannot be decoded: {error}") from error
+        return text
+
+    def to_json(self) -> str:
+        """The content of a tokenizer.json that gives the same tokenizer."""
+        text: str = self._backend.to_str()
         return text
 
     def id_to_token(self, token_id: int) -> str | None:
