@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from .cli_form import JsonSchema, Regex, read_form
 from .cli_options import (
     Budget,
     ChatTemplateFile,
@@ -66,6 +71,8 @@ def generate(
     seed: Seed = None,
     stop: Annotated[Optional[list[str]], typer.Option("--stop", help="A string that ends the output.")] = None,  # noqa: UP045
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end-of-sequence.")] = False,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt instead of text.")] = False,
     kv_memory: KvMemory = None,
     threads: Threads = None,
@@ -76,6 +83,7 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Continues prompts, all of them together. One prompt streams; several are printed in order."""
+    form = read_form(json_schema, regex)
     llm = _load(
         model,
         kv_memory=kv_memory,
@@ -96,6 +104,7 @@ def generate(
             seed=seed,
             stop=tuple(stop or ()),
             ignore_eos=ignore_eos,
+            structured_outputs=form,
         )
         if as_json:
             _print_json(llm, prompt, params)
@@ -108,8 +117,8 @@ def generate(
             _check_finished(outputs)
 
 
-def _stream_text(llm: LLM, prompt: Any, params: SamplingParams) -> str:
-    """Prints an answer as it comes; returns it. Raises StepError when the model fails on it."""
+def _stream_text(llm: LLM, prompt: Any, params: SamplingParams, *, stopped: Callable[[], bool] = lambda: False) -> str:
+    """Prints an answer as it comes, until `stopped`; returns it. Raises StepError when the model fails on it."""
     text = ""
     output = None
     for output in llm.stream([prompt], params):
@@ -117,6 +126,8 @@ def _stream_text(llm: LLM, prompt: Any, params: SamplingParams) -> str:
         text += new
         sys.stdout.write(new)
         sys.stdout.flush()
+        if stopped():
+            break
     sys.stdout.write("\n")
     sys.stdout.flush()
     _check_finished([] if output is None else [output])
@@ -168,7 +179,10 @@ def chat(
     speculative_tokens: Speculate = 0,
     chat_template: ChatTemplateFile = None,
 ) -> None:
-    """Talks with a model through its own chat template: a line is a turn, an empty line or Ctrl-D ends."""
+    """Talks with a model through its own chat template: a line is a turn, an empty line or Ctrl-D ends.
+
+    Ctrl-C ends an answer, and at the prompt or a second time the chat.
+    """
     with _load(
         model,
         kv_memory=kv_memory,
@@ -183,8 +197,30 @@ def chat(
         while line := _read_line():
             messages.append({"role": "user", "content": line})
             ids = llm.tokenizer.encode(template.render(messages), add_special_tokens=False)
-            answer = _stream_text(llm, {"prompt_token_ids": ids}, params)
+            with _first_interrupt() as interrupted:
+                answer = _stream_text(llm, {"prompt_token_ids": ids}, params, stopped=interrupted)
             messages.append({"role": "assistant", "content": answer})
+
+
+@contextmanager
+def _first_interrupt() -> Iterator[Callable[[], bool]]:
+    """Whether SIGINT has come, for the first time within the block: the engine is not torn out of a step by it.
+
+    From the second time on it is a KeyboardInterrupt.
+    """
+    came = Event()
+
+    def first(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        came.set()
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # not where it is ignored, or somebody else's
+        signal.signal(signal.SIGINT, first)
+    try:
+        yield came.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _read_line() -> str:

@@ -41,10 +41,16 @@ Sequences = Annotated[
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Output tokens at most.")]
 Temperature = Annotated[
     Optional[float],  # noqa: UP045
-    typer.Option("--temperature", help="0 is greedy. Default: what the model's generation_config.json says."),
+    typer.Option("--temperature", help="0 is greedy. Default: the model's generation_config.json, else 1."),
 ]
-TopP = Annotated[Optional[float], typer.Option("--top-p", help="Keep the likeliest tokens up to this mass.")]  # noqa: UP045
-TopK = Annotated[Optional[int], typer.Option("--top-k", help="Keep so many of the likeliest tokens.")]  # noqa: UP045
+TopP = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--top-p", help="Keep the likeliest tokens up to this mass. Default: the model's, else all."),
+]
+TopK = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--top-k", help="Keep so many of the likeliest tokens. Default: the model's, else all."),
+]
 Seed = Annotated[Optional[int], typer.Option("--seed", help="Makes sampled output reproducible.")]  # noqa: UP045
 Debug = Annotated[bool, typer.Option("--debug", help="Check all accounting after each step.")]
 Device = Annotated[
