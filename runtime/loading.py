@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from ..custom_ops.errors import ManifestError
@@ -20,6 +21,7 @@ from .model.kv_pool import bytes_per_block, least_memory, size_pools
 from .model.memory import DEFAULT_FRACTION, available_memory, parse_bytes
 from .model.runner import KVGroup, ModelRunner
 from .model.session import OnnxRunner
+from .sampling import GrammarCompiler
 from .text import ModelText
 
 __all__ = ["LoadedModel", "load_engine"]
@@ -38,6 +40,12 @@ class LoadedModel:
     text: ModelText
     block_size: int
     kv_bytes: int
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles structured outputs for this model's tokens."""
+        limits = self.engine.limits
+        return GrammarCompiler(limits.tokenizer, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids)
 
 
 def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner | None = None) -> LoadedModel:

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from ..outputs import CompletionOutput, RequestMetrics, RequestOutput
-from ..sampling import BeamSearchParams, SamplingParams, SamplingState, TokenLogprobs, fresh_seed
+from ..sampling import BeamSearchParams, Grammar, SamplingParams, SamplingState, TokenLogprobs, fresh_seed
 from ..text import StopChecker, StopHit, TextStream, Tokenizer
 from .errors import RequestError
 from .sequence import Sequence
@@ -23,6 +23,7 @@ class RequestInput:
     """What a caller asks for. `prompt` is kept for the answer only; lower `priority` values run first.
 
     cache_salt: requests share cached prefixes only with those of the same salt.
+    grammar: of the parameters' structured_outputs, compiled.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class RequestInput:
     prompt: str | None = None
     priority: int = 0
     cache_salt: str = ""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +91,7 @@ class Choice:
             sequence=index,
             prompt_token_ids=source.prompt_token_ids,
             eos_token_ids=limits.eos_token_ids,
+            grammar=source.grammar,
         )
         self.stream: TextStream | None = None
         if limits.tokenizer is not None:
@@ -105,11 +108,19 @@ class Choice:
         sampling, stream = self.sampling, self.stream
         sampling.append(token)
         hit = self.request.stops.check(token, sampling.num_output_tokens)
+        grammar = sampling.grammar
+        completes = grammar is not None and grammar.is_complete and (hit is None or hit.finish_reason == "length")
         if stream is not None:
-            if hit is None:
+            if completes:  # unlike a stop token, this one belongs to the text
+                stream.push(token)
+                stream.finish()
+            elif hit is None:
                 stream.push(token)
             else:
                 stream.finish(token, hit)
+        if completes:
+            hit = StopHit("stop")
+        if stream is not None:
             hit = stream.hit or hit
         if hit is not None:
             self.hit = hit

@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from .errors import SamplingParamsError
+from .structured import StructuredOutputsParams
 
 __all__ = ["GREEDY_BELOW", "BeamSearchParams", "SamplingParams"]
 
@@ -56,6 +57,9 @@ class SamplingParams:
         allowed_token_ids: nothing else may be generated.
         bad_words: strings that may not be generated; the engine turns them into token ids (`with_bad_word_ids`).
         bad_words_token_ids: token sequences of which the last token may not follow the ones before it in the output.
+        structured_outputs: the form that the whole output must have (JSON, a regular expression, ...); it may end only
+            where it has this form, and ends where nothing can follow, `min_tokens` or not. With `ignore_eos` it ends
+            there only. `max_tokens` and `stop` cut it as they cut any other.
     When it ends:
         max_tokens: output tokens at most; None means up to the model's context.
         min_tokens: before so many, end-of-sequence and `stop_token_ids` cannot be drawn and stop strings do not count.
@@ -89,6 +93,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    structured_outputs: StructuredOutputsParams | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -211,6 +216,10 @@ def _check_fields(p: SamplingParams) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         if (count := getattr(p, name)) is not None:
             _whole(name, count, low=-1)
+    if p.structured_outputs is not None and not isinstance(p.structured_outputs, StructuredOutputsParams):
+        raise SamplingParamsError(
+            f"structured_outputs is a {type(p.structured_outputs).__name__}; give StructuredOutputsParams(...)"
+        )
     if p.seed is not None:
         _whole("seed", p.seed)
     if p.allowed_token_ids is not None and not p.allowed_token_ids:

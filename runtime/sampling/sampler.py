@@ -18,7 +18,9 @@ from .truncation import distribution, draw, draw_from, survivors
 __all__ = ["SampledTokens", "Sampler"]
 
 _FLOAT32 = np.dtype(np.float32)
-_NOTHING_LEFT = "allowed_token_ids, bad words, min_tokens and logit_bias together leave no token to choose"
+_NOTHING_LEFT = (
+    "allowed_token_ids, structured_outputs, bad words, min_tokens and logit_bias together leave no token to choose"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class Sampler:
 
     The order in which a row's logits are processed is normative:
         0. Log-probabilities to report are taken from the raw logits, in float32: they are the model's own.
-        1. `allowed_token_ids`: every other logit becomes -inf.
+        1. `allowed_token_ids`: every other logit becomes -inf. `structured_outputs`: so does every logit of a token
+            after which the output could not get its form, and of end-of-sequence where it does not have it yet.
         2. `bad_words_token_ids`: tokens that would complete one become -inf.
         3. `min_tokens`: below it, end-of-sequence (unless `ignore_eos`) and `stop_token_ids` become -inf.
         4. `logit_bias` is added.

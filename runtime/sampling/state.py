@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import SamplingParamsError
+from .grammar import Grammar
 from .params import SamplingParams
 from .penalties import BannedSequences, TokenPenalties
 from .rng import UniformStream
@@ -26,10 +27,12 @@ class SamplingState:
         params: what the caller asked for.
         num_output_tokens: output tokens appended so far; the next one has this position.
         takes_argmax: the next token is the argmax of the raw logits and nothing else is reported.
+        grammar: follows the output where it must have a form; None where it need not.
         edits_logits: some processor changes this sequence's logits.
         logprobs: how many likeliest tokens to report beside the chosen one (-1: all); None reports nothing.
 
-    Raises SamplingParamsError when a token id of the parameters is outside the vocabulary.
+    Raises SamplingParamsError when a token id of the parameters is outside the vocabulary, or when there are
+    `structured_outputs` without their grammar.
     """
 
     __slots__ = (
@@ -42,6 +45,7 @@ class SamplingState:
         "_uniforms",
         "_until_min_tokens",
         "edits_logits",
+        "grammar",
         "logprobs",
         "num_output_tokens",
         "params",
@@ -58,9 +62,17 @@ class SamplingState:
         prompt_token_ids: Sequence[int] = (),
         output_token_ids: Sequence[int] = (),
         eos_token_ids: Iterable[int] = (),
+        grammar: Grammar | None = None,
     ) -> None:
-        """`seed` is `params.seed`, or `fresh_seed()` where that is None; `sequence` the index of the choice."""
+        """`seed` is `params.seed`, or `fresh_seed()` where that is None; `sequence` the index of the choice.
+
+        grammar: of `params.structured_outputs`, compiled.
+        """
         _check_vocabulary(params, vocab_size)
+        if params.structured_outputs is not None and grammar is None:
+            raise SamplingParamsError(
+                "structured_outputs were not compiled; submit the request through LLM or AsyncLLM"
+            )
         self.params = params
         self.num_output_tokens = 0
         self._uniforms = UniformStream(seed, sequence=sequence)
@@ -70,6 +82,7 @@ class SamplingState:
 
         self._allowed = _ids(params.allowed_token_ids)
         ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
+        self.grammar = None if grammar is None else grammar.start(may_end=not params.ignore_eos)
         self._until_min_tokens = _ids(sorted(t for t in ends if t < vocab_size)) if params.min_tokens else None
         bias = sorted((params.logit_bias or {}).items())
         self._bias_ids = _ids([token_id for token_id, _ in bias]) if bias else None
@@ -77,14 +90,16 @@ class SamplingState:
         self._penalties = TokenPenalties(params, prompt_token_ids) if TokenPenalties.needed(params) else None
         self._banned = BannedSequences(params.bad_words_token_ids) if params.bad_words_token_ids else None
         self._tracks_tokens = self._penalties is not None or self._banned is not None
-        edits = (self._allowed, self._until_min_tokens, self._bias_ids, self._penalties, self._banned)
+        edits = (self._allowed, self.grammar, self._until_min_tokens, self._bias_ids, self._penalties, self._banned)
         self.edits_logits = any(edit is not None for edit in edits)
         self.takes_argmax = params.is_greedy and not self.edits_logits and self.logprobs is None
         self.extend(output_token_ids)
 
     def append(self, token_id: int) -> None:
-        """Takes up one output token, in order."""
+        """Takes up one output token, in order. Raises SamplingError for one that the grammar does not allow."""
         self.num_output_tokens += 1
+        if self.grammar is not None:
+            self.grammar.append(token_id)
         if self._tracks_tokens:
             if self._penalties is not None:
                 self._penalties.append(token_id)
@@ -106,6 +121,8 @@ class SamplingState:
             kept = row_V[self._allowed]
             row_V.fill(-np.inf)
             row_V[self._allowed] = kept
+        if self.grammar is not None:
+            self.grammar.apply(row_V)
         if self._banned is not None:
             row_V[self._banned.next_banned()] = -np.inf
         if self._until_min_tokens is not None and self.num_output_tokens < self.params.min_tokens:

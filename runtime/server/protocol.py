@@ -10,6 +10,7 @@ from ..async_engine import AsyncLLM
 from ..sampling import BeamSearchParams, SamplingParams
 from .errors import ApiError
 from .messages import plain_messages
+from .response_format import structured_outputs
 
 __all__ = ["ChatRequest", "CommonRequest", "CompletionRequest", "StreamOptions"]
 
@@ -82,6 +83,8 @@ class CommonRequest(BaseModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     seed: int | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool = False
@@ -105,11 +108,15 @@ class CommonRequest(BaseModel):
                 raise ApiError(
                     f"{name} has {length} characters; this server takes at most {MAX_STOP_CHARACTERS}", param=name
                 )
+        form = structured_outputs(self.response_format, self.structured_outputs)
         if self.use_beam_search:
+            if form is not None:
+                raise ApiError("a beam search has no structured outputs; leave use_beam_search out, or the form")
             return self._beam_params(max_tokens)
         if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
             raise ApiError("best_of above n cannot be streamed: the best choices are known at the end only")
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        given["structured_outputs"] = form
         values = {name: value for name, value in {**given, **more}.items() if value is not None}
         return llm.default_params(max_tokens=max_tokens, **values)
 
@@ -157,7 +164,6 @@ class ChatRequest(CommonRequest):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -76,8 +76,6 @@ class Serving:
     def chat_job(self, body: ChatRequest) -> Job:
         """Raises ApiError, SamplingParamsError or ChatTemplateError for a body that cannot be served."""
         self._check_model(body)
-        if body.response_format is not None and body.response_format.get("type") != "text":
-            raise ApiError("response_format can only be text", param="response_format")
         check_tool_choice(body.tool_choice)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         variables = body.chat_template_kwargs or {}

@@ -34,7 +34,7 @@ from served import Server, complete, greedy
         ),
         (
             "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}},
+            {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "xml"}},
             400,
             "response_format",
         ),
