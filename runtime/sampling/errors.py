@@ -8,7 +8,14 @@ __all__ = ["SamplingError", "SamplingParamsError"]
 
 
 class SamplingParamsError(PagegraftError, ValueError):
-    """A sampling parameter that is out of range, or that contradicts another one or the model."""
+    """A sampling parameter that is out of range, or that contradicts another one or the model.
+
+    param: its name, where one is at fault.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class SamplingError(PagegraftError, RuntimeError):

@@ -200,7 +200,8 @@ def _check_fields(p: SamplingParams) -> None:
         if p.is_greedy and p.best_of > 1:
             raise SamplingParamsError(
                 f"best_of {p.best_of} with temperature 0 would generate the same output {p.best_of} times; "
-                "set a temperature or leave best_of out"
+                "set a temperature or leave best_of out",
+                param="best_of",
             )
     _number("temperature", p.temperature, low=0.0, high=MAX_TEMPERATURE)
     _whole("top_k", p.top_k, low=0)
@@ -224,7 +225,8 @@ def _check_fields(p: SamplingParams) -> None:
         _whole("seed", p.seed)
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise SamplingParamsError(
-            "allowed_token_ids is empty, so nothing could be generated; leave it out to allow all"
+            "allowed_token_ids is empty, so nothing could be generated; leave it out to allow all",
+            param="allowed_token_ids",
         )
     if any(not ids for ids in p.bad_words_token_ids):
         raise SamplingParamsError(
@@ -234,10 +236,10 @@ def _check_fields(p: SamplingParams) -> None:
 
 def _whole(name: str, value: object, *, low: int | None = None, high: int | None = None) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise SamplingParamsError(f"{name} must be a whole number, not {value!r}")
+        raise SamplingParamsError(f"{name} must be a whole number, not {value!r}", param=name)
     number = int(value)
     if (low is not None and number < low) or (high is not None and number > high):
-        raise SamplingParamsError(f"{name} is {value}; it must be {_bounds(low, None, high)}")
+        raise SamplingParamsError(f"{name} is {value}; it must be {_bounds(low, None, high)}", param=name)
 
 
 def _number(
@@ -248,10 +250,12 @@ def _number(
     except OverflowError:  # a whole number above all floats
         number = math.inf
     if not math.isfinite(number):
-        raise SamplingParamsError(f"{name} must be a finite number, not {value!r}")
+        raise SamplingParamsError(f"{name} must be a finite number, not {value!r}", param=name.partition("[")[0])
     too_low = (low is not None and number < low) or (above is not None and number <= above)
     if too_low or (high is not None and number > high):
-        raise SamplingParamsError(f"{name} is {value}; it must be {_bounds(low, above, high)}")
+        raise SamplingParamsError(
+            f"{name} is {value}; it must be {_bounds(low, above, high)}", param=name.partition("[")[0]
+        )
 
 
 def _bounds(low: float | None, above: float | None, high: float | None) -> str:
@@ -265,7 +269,7 @@ def _strings(name: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else tuple(value or ())
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise SamplingParamsError(f"{name} holds {text!r}; it must hold strings that are not empty")
+            raise SamplingParamsError(f"{name} holds {text!r}; it must hold strings that are not empty", param=name)
     return texts
 
 
@@ -273,7 +277,9 @@ def _token_ids(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
     ids = tuple(value or ())
     for token_id in ids:
         if not isinstance(token_id, Integral) or isinstance(token_id, bool) or token_id < 0:
-            raise SamplingParamsError(f"{name} holds {token_id!r}; it must hold token ids (whole numbers from 0)")
+            raise SamplingParamsError(
+                f"{name} holds {token_id!r}; it must hold token ids (whole numbers from 0)", param=name
+            )
     return tuple(int(token_id) for token_id in ids)
 
 
@@ -284,9 +290,11 @@ def _logit_bias(bias: Mapping[int, float]) -> dict[int, float]:
         try:
             token_id = int(key)
         except (TypeError, ValueError):
-            raise SamplingParamsError(f"logit_bias has the key {key!r}; keys must be token ids") from None
+            raise SamplingParamsError(
+                f"logit_bias has the key {key!r}; keys must be token ids", param="logit_bias"
+            ) from None
         if token_id < 0:
-            raise SamplingParamsError(f"logit_bias has the key {key!r}; keys must be token ids")
+            raise SamplingParamsError(f"logit_bias has the key {key!r}; keys must be token ids", param="logit_bias")
         _number(f"logit_bias[{token_id}]", value, low=-100.0, high=100.0)
         result[token_id] = float(value)
     return result

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from ...custom_ops.errors import PagegraftError
 from ..async_engine import AsyncLLM
+from .body import BodyGuard
 from .errors import ApiError, error_body, status_of
 from .metrics import ServerMetrics
 from .protocol import ChatRequest, CompletionRequest
@@ -60,6 +61,7 @@ def create_app(llm: AsyncLLM, options: ServerOptions) -> FastAPI:
 
     app = FastAPI(title="pagegraft", lifespan=lifespan, docs_url="/docs", redoc_url=None)
     _add_errors(app)
+    app.add_middleware(BodyGuard)
     if options.api_key is not None:
         _add_key_check(app, options.api_key)
 
@@ -72,11 +74,19 @@ def create_app(llm: AsyncLLM, options: ServerOptions) -> FastAPI:
         # Not in the event loop, where a long conversation would hold up everybody's streams.
         return await _answer(serving, await asyncio.to_thread(serving.chat_job, body), request)
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    def model_entry() -> dict[str, Any]:
         limit = llm.model.engine.limits.max_context
         entry = {"id": options.model_name, "object": "model", "created": created, "owned_by": "pagegraft"}
-        return {"object": "list", "data": [{**entry, "max_model_len": limit}]}
+        return {**entry, "max_model_len": limit}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model_entry()]}
+
+    @app.get("/v1/models/{model:path}")
+    async def one_model(model: str) -> dict[str, Any]:
+        serving.check_model(model)
+        return model_entry()
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -148,24 +158,39 @@ def _add_errors(app: FastAPI) -> None:
         return JSONResponse(error_body(error), status_code=status_of(error))
 
     @app.exception_handler(RequestValidationError)
-    async def malformed(request: Request, error: Exception) -> JSONResponse:
-        first = error.errors()[0] if isinstance(error, RequestValidationError) else {}
-        where = ".".join(str(part) for part in first.get("loc", ()) if part != "body")
-        return JSONResponse(
-            error_body(ApiError(f"{where or 'body'}: {first.get('msg', 'malformed')}", param=where or None)),
-            status_code=400,
-        )
+    async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        refusal = _malformed(request, error)
+        return JSONResponse(error_body(refusal), status_code=refusal.status)
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: Exception) -> JSONResponse:
         # The framework's own: no such path or method, a body that is no JSON.
         status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
-        ours = ApiError(getattr(error, "detail", str(error)), status=status)
+        cause = f": {error.__cause__}" if error.__cause__ is not None else ""
+        ours = ApiError(getattr(error, "detail", str(error)) + cause, status=status)
         return JSONResponse(error_body(ours), status_code=status, headers=headers)
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse(error_body(error), status_code=500)
+
+
+def _malformed(request: Request, error: RequestValidationError) -> ApiError:
+    """What is wrong with a body, and where."""
+    first = error.errors()[0]
+    place = [part for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        before = str(error.body)[: place[0]]
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        return ApiError(f"the body is not JSON: {first['ctx']['error']} at line {line}, column {column}")
+    if not place and first["type"] == "missing":
+        return ApiError("the body is empty; send a JSON object")
+    kind = request.headers.get("content-type")
+    if not place and "json" not in (kind or ""):
+        given = f"is {kind!r:.60}" if kind else "is missing"
+        return ApiError(f"the header Content-Type {given}; it must be application/json, for the body is read as JSON")
+    where = ".".join(map(str, place))
+    return ApiError(f"{where or 'body'}: {first['msg']}", param=str(place[0]) if place else None)
 
 
 def _add_key_check(app: FastAPI, key: str) -> None:

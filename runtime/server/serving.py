@@ -63,7 +63,7 @@ class Serving:
 
     def completion_job(self, body: CompletionRequest) -> Job:
         """Raises ApiError, SamplingParamsError or TokenizerError for a body that cannot be served."""
-        self._check_model(body)
+        self.check_model(body.model)
         if body.suffix:
             raise ApiError("suffix is not supported: this model writes forwards", param="suffix")
         more: dict[str, Any] = {"logprobs": body.logprobs}
@@ -75,7 +75,7 @@ class Serving:
 
     def chat_job(self, body: ChatRequest) -> Job:
         """Raises ApiError, SamplingParamsError or ChatTemplateError for a body that cannot be served."""
-        self._check_model(body)
+        self.check_model(body.model)
         check_tool_choice(body.tool_choice)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         variables = body.chat_template_kwargs or {}
@@ -94,10 +94,11 @@ class Serving:
         )
         return Job(body, [prompt], params, "chat", self.model_name)
 
-    def _check_model(self, body: CommonRequest) -> None:
-        if body.model not in (None, "", self.model_name):
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError for a name that is not the served model's."""
+        if name not in (None, "", self.model_name):
             raise ApiError(
-                f"the model '{body.model}' does not exist; this server has '{self.model_name}'",
+                f"the model '{name}' does not exist; this server has '{self.model_name}'",
                 status=404,
                 param="model",
                 code="model_not_found",

@@ -100,6 +100,9 @@ def test_streams_of_several_prompts_and_choices_are_merged(server: Server) -> No
 def test_models_page_and_health(server: Server) -> None:
     models = server.http.get("/v1/models").json()["data"]
     assert [(m["id"], m["max_model_len"]) for m in models] == [("synthetic", 1201)]
+    assert server.http.get("/v1/models/synthetic").json() == models[0]
+    unknown = server.http.get("/v1/models/some/other")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
     health = server.http.get("/health")
     assert health.status_code == 200
     assert health.json()["status"] == "ok"

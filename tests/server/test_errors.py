@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import httpx
@@ -112,3 +113,79 @@ def test_too_many_choices_are_refused(server: Server, more: dict[str, Any]) -> N
     response = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, **more})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == next(iter(more))
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ('{"prompt": "a",\n "n": }', "line 2, column 7"),
+        ('{"prompt": "a"', "line 1, column 15"),
+        ("prompt=a", "line 1, column 1"),
+        ("", "empty"),
+        ("[1]", "body"),
+    ],
+)
+@pytest.mark.parametrize("headers", [{"content-type": "application/json"}, {}])
+def test_what_is_not_json_is_told_with_the_place(
+    server: Server, body: str, place: str, headers: dict[str, str]
+) -> None:
+    response = server.http.post("/v1/completions", content=body.encode(), headers=headers)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert place in error["message"]
+    assert ("not JSON" in error["message"]) == ("line" in place)
+
+
+def test_a_body_is_json_without_a_header_that_says_so(server: Server) -> None:
+    content = b'{"prompt": "a", "max_tokens": 1}'
+    assert server.http.post("/v1/completions", content=content).status_code == 200
+    kinds = [{"content-type": "application/x-www-form-urlencoded"}, {"origin": "http://elsewhere.invalid"}]
+    for headers in kinds:  # as `curl -d` has it; as a page of another site can have it sent
+        response = server.http.post("/v1/completions", content=content, headers=headers)
+        assert response.status_code == 400, response.text
+        assert "Content-Type" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"temperature": -1},
+        {"temperature": 1e7},
+        {"temperature": "hot"},
+        {"max_tokens": 0},
+        {"n": 0},
+        {"n": 0, "use_beam_search": True},
+        {"best_of": 0},
+        {"best_of": 2, "temperature": 0},
+        {"top_p": 1.5},
+        {"frequency_penalty": 3},
+        {"logit_bias": {"a": 1}},
+        {"logit_bias": {"1": 101}},
+        {"stop": [""]},
+        {"stop_token_ids": [-1]},
+        {"max_completion_tokens": 0},
+        {"prompt": {}},
+    ],
+)
+def test_a_value_out_of_range_is_told_with_its_field(server: Server, more: dict[str, Any]) -> None:
+    path = "chat/completions" if "max_completion_tokens" in more else "completions"
+    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], **more}
+    response = server.http.post(f"/v1/{path}", json=body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == next(iter(more))
+    assert error["param"] in error["message"]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_bodies_have_a_size(server: Server, announced: bool) -> None:
+    chunk = b" " * (1 << 20)
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    for size, status in ((31, 200), (33, 413)):
+        content = body + chunk * size if announced else itertools.chain([body], itertools.repeat(chunk, size))
+        response = server.http.post("/v1/completions", content=content)
+        assert response.status_code == status, response.text[:300]
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert "32 MiB" in error["message"]
+    assert server.http.post("/v1/completions", content=body).status_code == 200
