@@ -147,6 +147,8 @@ class Manifest:
     @classmethod
     def _read(cls, folder: Path) -> Manifest:
         path = folder / MANIFEST_FILE
+        if not folder.is_dir():
+            raise ManifestError(f"{folder} is no folder; give the folder that `pagegraft convert` wrote")
         if not path.is_file():
             raise ManifestError(
                 f"{folder} holds no converted model ({MANIFEST_FILE} is missing); make one with: "

@@ -162,12 +162,17 @@ def compare_caches(
     """Compares a converted model with another conversion of the same source: its caches against the former's.
 
     `text` is a text file, None the bundled evaluation text. Raises ManifestError for what is no converted model,
-    KvCacheError for conversions of different sources and for a text that cannot be used.
+    KvCacheError for a reference with quantised caches, conversions of different sources and a text that cannot be used.
     """
     reference, folder = Path(reference), Path(folder)
     first, second = names.Manifest.load(reference), names.Manifest.load(folder)
     if first.source.get("digest") != second.source.get("digest"):
         raise KvCacheError(f"{reference} and {folder} were converted from different models; convert one source twice")
+    if quantised := next((layer for layer in first.layers if layer.quant != "NONE"), None):
+        raise KvCacheError(
+            f"{reference} has {quantised.key_dtype} caches, which lose accuracy themselves; compare against a "
+            "conversion with float caches: one without --kv-dtype"
+        )
     vocab = first.vocab_size
     tokens = bundled_text("evaluation", folder, vocab) if text is None else file_text(Path(text), folder, vocab)
     sides = ((reference / first.model_file, first), (folder / second.model_file, second))

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ..custom_ops.errors import ManifestError
 from ..custom_ops.manifest import Manifest
 from .config import EngineConfig
 from .engine.block_table import BlockTables
 from .engine.cache_manager import CacheManager, GroupShape
 from .engine.engine import Engine, EngineParts
-from .engine.errors import ConfigurationError
+from .engine.errors import CacheMemoryError, ConfigurationError
 from .engine.positions import largest_chunk
 from .engine.request import ModelLimits
 from .engine.scheduler import Scheduler
@@ -55,8 +54,6 @@ def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner |
     cannot run, ChatTemplateError for a template of the caller's that is none.
     """
     folder = Path(path)
-    if not folder.is_dir():
-        raise ManifestError(f"{folder} is no folder; give the folder that `pagegraft convert` wrote")
     manifest = Manifest.load(folder)
     text = ModelText(folder, chat_template=config.chat_template)
     block_size = config.block_size or manifest.default_block_size
@@ -66,7 +63,7 @@ def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner |
         raise ConfigurationError("a runner of your own has its own memory: leave shared_memory out")
     try:
         shapes, max_chunk = _shapes(manifest, config, block_size)
-        runner.allocate_kv([KVGroup(shape.num_blocks, block_size) for shape in shapes])
+        _allocate(runner, [KVGroup(shape.num_blocks, block_size) for shape in shapes], config)
         cache = CacheManager(shapes, block_size, max_chunk=max_chunk, share_prefixes=config.enable_prefix_caching)
         engine = _assemble(text, manifest, config, runner, cache)
     except BaseException:
@@ -81,6 +78,17 @@ def load_engine(path: str | Path, config: EngineConfig, *, runner: ModelRunner |
         block_size=block_size,
         kv_bytes=sum(size * shape.num_blocks for size, shape in zip(sizes, shapes, strict=True)),
     )
+
+
+def _allocate(runner: ModelRunner, groups: list[KVGroup], config: EngineConfig) -> None:
+    """Raises ConfigurationError, with the setting that was given, when the memory is not there."""
+    try:
+        runner.allocate_kv(groups)
+    except CacheMemoryError as error:
+        given = next((name for name in ("kv_memory", "num_blocks") if getattr(config, name) is not None), None)
+        if given is None:
+            raise
+        raise CacheMemoryError(f"{given}={getattr(config, given)}: {error}") from None
 
 
 def _assemble(

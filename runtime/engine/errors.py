@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from ...custom_ops.errors import PagegraftError
 
-__all__ = ["ConfigurationError", "RequestError", "StepError"]
+__all__ = ["CacheMemoryError", "ConfigurationError", "RequestError", "StepError"]
 
 
 class ConfigurationError(PagegraftError, ValueError):
     """Settings with which the engine cannot run."""
+
+
+class CacheMemoryError(ConfigurationError):
+    """The memory that the caches would take is not there."""
 
 
 class RequestError(PagegraftError, ValueError):

@@ -15,7 +15,7 @@ from onnx import TensorProto
 from ...custom_ops.manifest import CacheLayer, Manifest, cache_name
 from ...custom_ops.spec import cache_head_width
 from ..engine.cache_manager import GroupShape
-from ..engine.errors import ConfigurationError
+from ..engine.errors import CacheMemoryError, ConfigurationError
 from ..engine.plan import BlockCopy
 from ..engine.positions import blocks_for, window_block_bound
 from .memory import format_bytes
@@ -201,7 +201,7 @@ def _aligned(length: int) -> NDArray[np.uint8]:
     try:
         raw = np.empty(length + _ALIGNMENT, np.uint8)
     except MemoryError:
-        raise ConfigurationError(
+        raise CacheMemoryError(
             f"{format_bytes(length)} of caches cannot be allocated: give less --kv-memory or fewer blocks"
         ) from None
     skip = -raw.ctypes.data % _ALIGNMENT

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.errors import ConfigurationError
+from ..engine.errors import CacheMemoryError, ConfigurationError
 from .memory import format_bytes
 
 __all__ = ["SharedRegion", "SharedView", "attach"]
@@ -66,7 +66,7 @@ class SharedRegion:
             self.close()
             if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
-            raise ConfigurationError(
+            raise CacheMemoryError(
                 f"shared memory has no room for {format_bytes(num_bytes)} of caches: give less --kv-memory, or enlarge "
                 f"{_FOLDER}"
             ) from error

@@ -116,11 +116,15 @@ class Tokenizer:
         return self._detokenizations[skip_special_tokens]
 
 
+#: For every caller: the command line takes text only.
+_IDS = "without it, Python's LLM and the server take prompts as token ids"
+
+
 def _missing(path: Path) -> str:
     if (path.parent / "tokenizer.model").is_file():
         reason = "only a sentencepiece tokenizer.model, which transformers' AutoTokenizer can save as tokenizer.json"
-        return f"{path.parent} has no tokenizer.json but {reason}; or pass token ids instead of text"
+        return f"{path.parent} has no tokenizer.json but {reason}; {_IDS}"
     return (
-        f"{path.parent} has no tokenizer.json, so text can be neither read nor written; "
-        "copy it from the source model, or pass token ids instead of text"
+        f"{path.parent} has no tokenizer.json, so text can be neither read nor written; copy it from the source model; "
+        f"{_IDS}"
     )

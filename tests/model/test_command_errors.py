@@ -153,6 +153,34 @@ def test_files_of_calibrate(converted: Path, tmp_path: Path, fails_here: Callabl
     )
 
 
+def test_a_folder_that_is_not_there_is_the_same_everywhere(
+    converted: Path, tmp_path: Path, fails_here: Callable[..., str]
+) -> None:
+    nope = tmp_path / "nope"
+    (tmp_path / "text.txt").write_text("a text " * 50)
+    said = {
+        fails_here("accuracy", converted, "--against", nope),
+        fails_here("accuracy", nope, "--against", converted),
+        fails_here("calibrate", nope, tmp_path / "text.txt"),
+        fails_here("generate", nope, "-p", "a"),
+        fails_here("bench", nope),
+    }
+    assert said == {f"pagegraft: {nope} is no folder; give the folder that `pagegraft convert` wrote"}
+
+
+def test_accuracy_against_quantised_caches_is_refused(
+    converted: Path, tmp_path: Path, fails_here: Callable[..., str]
+) -> None:
+    quantised = tmp_path / "int8"
+    shutil.copytree(converted, quantised)
+    raw = json.loads((quantised / "pagegraft.json").read_text())
+    raw["layers"] = [
+        {**layer, "key_dtype": "int8", "value_dtype": "int8", "quant": "PER_TOKEN"} for layer in raw["layers"]
+    ]
+    (quantised / "pagegraft.json").write_text(json.dumps(raw))
+    assert f"{quantised} has int8 caches" in fails_here("accuracy", converted, "--against", quantised)
+
+
 def test_an_error_of_the_operating_system_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

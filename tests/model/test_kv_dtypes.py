@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pagegraft.custom_ops.manifest import Manifest
 from pagegraft.graphpass import ConvertOptions, convert
 from pagegraft.graphpass.errors import KvCacheError
-from pagegraft.graphpass.kv_cache import kv_bytes_per_token
+from pagegraft.graphpass.kv_cache import form_of, kv_bytes_per_token
 from pagegraft.graphpass.packed import PackedModel
 from pagegraft.runtime import LLM, SamplingParams
 from pagegraft.runtime.engine.plan import BlockCopy
@@ -274,6 +274,11 @@ def test_conversion_verifies_twice_and_reports_the_accuracy(llama: Converted, tm
     assert 1e-4 < accuracy["logit_error_rms"] < 3e-2
     assert abs(accuracy["perplexity_change"]) < 5e-3
     assert report.kv_bytes_per_token == 160
+
+
+def test_fp8_has_the_contracts_name_too() -> None:
+    for quant in (None, "per-tensor"):
+        assert form_of("float8e4m3fn", quant) == form_of("fp8", quant)
 
 
 @pytest.mark.parametrize(

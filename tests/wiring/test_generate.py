@@ -213,7 +213,8 @@ def test_a_request_that_can_never_run_is_refused_before_any_other_runs(
 
 
 def test_text_without_a_tokenizer_says_so(synthetic_model: Build) -> None:
-    with LLM(synthetic_model(), num_blocks=8) as llm, pytest.raises(ValueError, match=r"no tokenizer\.json"):
+    says = r"no tokenizer\.json.*Python's LLM and the server take prompts as token ids"
+    with LLM(synthetic_model(), num_blocks=8) as llm, pytest.raises(ValueError, match=says):
         llm.generate("hello")
 
 
@@ -234,6 +235,14 @@ def test_settings_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         LLM(synthetic_model(), **settings)  # type: ignore[arg-type]
+
+
+def test_caches_that_do_not_fit_are_named_with_what_was_given(synthetic_model: Build) -> None:
+    model = synthetic_model(max_positions=None)
+    with pytest.raises(ConfigurationError, match=r"^kv_memory=900000TB: .* TiB of caches cannot be allocated"):
+        LLM(model, kv_memory="900000TB")
+    with pytest.raises(ConfigurationError, match=rf"^num_blocks={1 << 50}: .* TiB of caches cannot be allocated"):
+        LLM(model, num_blocks=1 << 50)
 
 
 def test_a_small_budget_runs_and_shrinks_the_chunk_beside_a_window(synthetic_model: Build) -> None:
