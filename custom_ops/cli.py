@@ -60,7 +60,7 @@ def conformance(
 
 
 def doctor() -> None:
-    """Reports versions, the compiled library and the instruction set it chose on this machine."""
+    """Reports versions, extras, the compiled library and the instruction set it chose on this machine."""
     from .doctor import report
 
     if not report():

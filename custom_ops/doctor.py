@@ -1,10 +1,11 @@
-"""What `pagegraft doctor` reports: versions, the compiled library, and the instruction set it chose."""
+"""What `pagegraft doctor` reports: versions, extras, the compiled library, and the instruction set it chose."""
 
 from __future__ import annotations
 
 import ctypes
 import platform
-from importlib.metadata import PackageNotFoundError, version
+import re
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from rich.console import Console
@@ -12,9 +13,27 @@ from rich.console import Console
 from .errors import LibraryError
 from .library import library_path, register
 
-__all__ = ["chosen_isa", "report"]
+__all__ = ["chosen_isa", "missing_packages", "report"]
 
 _PACKAGES = ("pagegraft", "onnxruntime", "onnx", "onnx_ir", "onnxscript", "numpy", "ml_dtypes", "tokenizers")
+
+_EXTRAS = ("server", "guided", "demo")
+
+
+def missing_packages(extra: str) -> list[str]:
+    """Packages of an extra, as this installation of pagegraft declares it, that are not installed."""
+    declared = [
+        re.match(r"([\w.-]+)[^;]*;.*\bextra == [\"']([\w-]+)[\"']", text) for text in requires("pagegraft") or ()
+    ]
+    return [match[1] for match in declared if match and match[2] == extra and not _installed(match[1])]
+
+
+def _installed(package: str) -> str | None:
+    """The version of a package, None without it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def chosen_isa(library: Path) -> str | None:
@@ -34,10 +53,11 @@ def report() -> bool:
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"python       {platform.python_version()} on {platform.system()} {platform.machine()}")
     for package in _PACKAGES:
-        try:
-            console.print(f"{package:<12} {version(package)}")
-        except PackageNotFoundError:
-            console.print(f"{package:<12} not installed")
+        console.print(f"{package:<12} {_installed(package) or 'not installed'}")
+    for extra in _EXTRAS:
+        missing = missing_packages(extra)
+        state = f"needs {', '.join(missing)}: pip install 'pagegraft[{extra}]'" if missing else "installed"
+        console.print(f"{'extra ' + extra:<12} {state}", markup=False)
     try:
         library = library_path()
         console.print(f"library      {library}")

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import typer
+from pagegraft.custom_ops import doctor
 from pagegraft.custom_ops.cli import register as register_commands
 from pagegraft.custom_ops.conformance import (
     GROUPS,
@@ -235,3 +236,20 @@ def test_doctor_reports_the_library() -> None:
     assert outcome.exit_code == 0
     assert "libpagegraft_ops" in outcome.output
     assert "onnxruntime" in outcome.output
+
+
+def test_doctor_reports_the_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = [
+        "numpy>=1.26",
+        "pytest>=8; extra == 'server'",
+        'no-such-package>=1; extra == "server"',
+        'none-of-it; sys_platform == "linux" and extra == "demo"',
+        'also-not[x]<3; extra == "servers"',
+    ]
+    monkeypatch.setattr(doctor, "requires", lambda _: declared)
+    assert doctor.missing_packages("server") == ["no-such-package"]
+    assert doctor.missing_packages("demo") == ["none-of-it"]
+    assert doctor.missing_packages("guided") == []
+    outcome = CliRunner().invoke(_application(), ["doctor"])
+    assert "extra server needs no-such-package: pip install 'pagegraft[server]'\n" in outcome.output
+    assert "extra guided installed\n" in outcome.output
