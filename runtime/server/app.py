@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -106,7 +107,9 @@ def create_app(llm: AsyncLLM, options: ServerOptions) -> FastAPI:
 
     @app.get("/", response_class=HTMLResponse)
     async def page() -> str:
-        return _PAGE.read_text(encoding="utf-8").replace("{{model}}", options.model_name)
+        hidden = "hidden" if options.api_key is None else ""
+        text = _PAGE.read_text(encoding="utf-8").replace("{{hidden}}", hidden)
+        return text.replace("{{model}}", html.escape(options.model_name))
 
     return app
 

@@ -57,7 +57,7 @@ def serve(folder: Path, **options: Any) -> Iterator[Server]:
     settings = {"num_blocks": 300, "max_num_seqs": 4, "max_num_batched_tokens": 16, **options.pop("settings", {})}
     runner = SlowRunner(folder, Manifest.load(folder))
     llm = AsyncLLM(folder, runner=runner, **settings)
-    app = create_app(llm, ServerOptions(model_name="synthetic", **options))
+    app = create_app(llm, ServerOptions(**{"model_name": "synthetic", **options}))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
