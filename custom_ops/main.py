@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
 
 from .errors import PagegraftError
 
+TYPE_CHECKING = False  # as type checkers know it, without the time that importing it takes
 if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
+
     import typer
 
 __all__ = ["main"]
@@ -45,9 +45,7 @@ def _application() -> typer.Typer:
 def main() -> None:
     """Runs the command line. Exits with 1 and one line on stderr for an error of ours or of the operating system."""
     try:
-        with _interrupts_end_at_once():
-            app = _application()
-        app()
+        _loaded()()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except PagegraftError as error:
@@ -60,15 +58,15 @@ def main() -> None:
         _complain(f"{place}{error.strerror or error}")
 
 
-@contextmanager
-def _interrupts_end_at_once() -> Iterator[None]:
-    """While modules are imported there is nothing to undo, and extension modules turn exceptions into others."""
+def _loaded() -> typer.Typer:
+    """The application. An interrupt ends the process while it is imported: there is nothing to undo yet, and extension
+    modules turn exceptions into others.
+    """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # ignored in the background, or somebody else's
-        return
+        return _application()  # ignored in the background, or somebody else's
     signal.signal(signal.SIGINT, _end)
     try:
-        yield
+        return _application()
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
