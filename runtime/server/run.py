@@ -84,6 +84,9 @@ class _Server(uvicorn.Server):
             if not end.done():
                 tasks.append(asyncio.create_task(self._llm.shutdown()))
                 await asyncio.wait({end}, timeout=_ANSWER_SECONDS)
+                for connection in list(self.server_state.connections):  # their clients do not read
+                    connection.transport.abort()
+                await asyncio.wait({end}, timeout=_ANSWER_SECONDS)
             if end.done():
                 end.result()
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -76,3 +77,25 @@ def test_ctrl_c_says_what_is_finished_and_a_second_one_ends_it(model: Path) -> N
         assert told == "finishing 1 request (at most 50 s); Ctrl-C again to stop at once\n"
         assert server.wait(30) != 0
         assert "Traceback" not in server.stderr.read()
+
+
+@pytest.mark.slow
+def test_a_client_that_does_not_read_cannot_hold_up_the_second_ctrl_c(model: Path) -> None:
+    body = {"prompt": ["a"] * 32, "max_tokens": 3000, "ignore_eos": True, "stream": True, "logprobs": 20}
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    with serving(model, "--drain-seconds", "300") as (server, line), socket.socket() as client:
+        assert server.stdout is not None
+        assert server.stderr is not None
+        port = re.search(r":(\d+) ", line)
+        assert port is not None, line
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.connect(("127.0.0.1", int(port[1])))
+        client.sendall(head.encode() + content)
+        assert client.recv(1)  # it streams, and nobody reads on
+        time.sleep(6)  # until all buffers between are full
+        server.send_signal(signal.SIGINT)
+        assert server.stdout.readline().startswith("finishing 32 requests")
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+        assert server.stderr.read() == ""

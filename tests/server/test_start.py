@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
+from pagegraft.runtime import AsyncLLM
+from pagegraft.runtime.server.app import ServerOptions
 from pagegraft.runtime.server.listen import AddressError, bind
+from pagegraft.runtime.server.run import _Server
 from served import PAGEGRAFT, serving
 
 
@@ -78,3 +83,15 @@ def test_a_template_that_is_none_ends_the_start(model: Path, tmp_path: Path, con
     assert done.returncode == 1
     assert word in done.stderr
     assert done.stdout == ""
+
+
+def test_a_port_taken_while_the_model_was_loaded_is_told(model: Path) -> None:
+    llm = AsyncLLM(model, num_blocks=30)
+    with ExitStack() as closed:
+        first = closed.enter_context(bind("127.0.0.1", 0)[0])
+        port = first.getsockname()[1]
+        second = closed.enter_context(bind("127.0.0.1", port)[0])  # allowed until one of them listens
+        first.listen()
+        with pytest.raises(AddressError, match=f"port {port} of 127.0.0.1 is in use"):
+            _Server(llm, ServerOptions(model_name="synthetic"), host="127.0.0.1", port=port).run([second])
+    asyncio.run(llm.shutdown())
