@@ -1,6 +1,6 @@
 """Output tokens a second of pagegraft and of other engines: same weights, same requests, same machine, one by one.
 
-    python tests/performance/peers.py prepare FOLDER             # environments, and the model in every form; ~8 GB
+    python tests/performance/peers.py prepare FOLDER             # environments, and the model in every form; ~14 GB
     python tests/performance/peers.py run FOLDER [NAME ...] [--requests 32] [--before "nice -n -5"]
     python tests/performance/peers.py report FOLDER              # the table, from all runs so far
 
