@@ -54,7 +54,9 @@ def _convert(
     kv_scales: Annotated[
         Path | None, typer.Option(help="Static scales, a file of pagegraft calibrate. Default: from a bundled text.")
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Also write the report as JSON to this file.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Also write the report, each layer by itself, as JSON to this file.")
+    ] = None,
 ) -> None:
     """Convert an exported ONNX decoder into a paged one."""
     from .errors import OutputError
