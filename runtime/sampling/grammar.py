@@ -33,6 +33,9 @@ _stack_lock = threading.Lock()
 #: A state of a lexer has 1 to 2 KiB.
 _MAX_LEXER_STATES: Final = 20_000
 
+#: What the library says where the grammar wants more and no token fits.
+_DEAD_END: Final = "NoExtensionBias"
+
 #: Compiled constraints that are kept: callers repeat themselves.
 _KEPT: Final = 8
 
@@ -89,7 +92,7 @@ class Allowed:
         matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self.accepts: bool = matcher.is_accepting()
         if matcher.is_error():
-            raise SamplingError(f"the grammar cannot be followed any further: {_reason(matcher)}")
+            raise SamplingError(f"there is no way on in the grammar: {_reason(matcher)}")
         np.invert(words, out=words)
         banned_V = np.unpackbits(words.view(np.uint8), count=vocabulary.size, bitorder="little")
         banned_V[vocabulary.ends] = 1
@@ -119,8 +122,10 @@ class GrammarMatcher:
 
     def append(self, token_id: int) -> None:
         """Takes up one output token. Raises SamplingError for one not allowed, or when the library gives up."""
-        if self._may_end and token_id in self._grammar.ends and self._allowed.accepts:
-            return  # the output ends here
+        if token_id in self._grammar.ends:
+            if self._may_end and self._allowed.accepts:
+                return  # the output ends here
+            raise SamplingError(f"the grammar does not allow end-of-sequence, token {token_id}, here")
         if self._matcher is None:
             self._matcher = self._copy()
         if not self._matcher.consume_token(token_id):
@@ -185,8 +190,6 @@ class GrammarCompiler:
             raise SamplingParamsError(f"structured_outputs cannot be compiled: {error}") from None
         if grammar.first.is_complete:
             raise SamplingParamsError("structured_outputs allows nothing but an empty output; correct it")
-        if grammar.first.banned_V.all():
-            raise SamplingParamsError("structured_outputs begins with what no token of this model spells; correct it")
         return grammar
 
     def _library_tokens(self) -> Any:
@@ -238,6 +241,8 @@ def _library_text(library: Any, params: StructuredOutputsParams) -> str:
 def _reason(matcher: Any) -> str:
     """What the library says, as a line."""
     lines = [line.strip() for line in matcher.get_error().replace("<non-verbose/>", "").splitlines()]
+    if lines and lines[0] == _DEAD_END:
+        return "no token of this model spells what must come next"
     return " ".join(line for line in lines if line)[:400]
 
 

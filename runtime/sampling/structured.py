@@ -15,6 +15,11 @@ __all__ = ["MAX_CONSTRAINT_CHARACTERS", "StructuredOutputsParams"]
 #: Longest constraint. The recursion of the library that compiles it, and so its stack, is bounded by this.
 MAX_CONSTRAINT_CHARACTERS = 65_536
 
+#: Longest regular expression, patterns of a schema included, and longest grammar: a chain of optional parts is compiled
+#: in time and memory of its length's square.
+_MAX_REGEX_CHARACTERS = 4096
+_MAX_GRAMMAR_CHARACTERS = 8192
+
 #: Largest multipleOf, as a whole number without its decimal point: its automaton has as many states.
 _MAX_MULTIPLE = 10_000
 
@@ -34,7 +39,7 @@ class StructuredOutputsParams:
     Raises SamplingParamsError for none, several, a wrong type, or what is too large.
     """
 
-    json: str | Mapping[str, Any] | bool | None = None
+    json: str | Mapping[str, Any] | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
@@ -79,30 +84,29 @@ class StructuredOutputsParams:
 def _check_text(name: str, params: StructuredOutputsParams) -> None:
     texts = params.choice or (params.json, params.regex, params.grammar)
     text = "".join(str(t) for t in texts if t is not None)
-    if len(text) > MAX_CONSTRAINT_CHARACTERS:
-        raise SamplingParamsError(
-            f"structured_outputs.{name} has {len(text)} characters; at most {MAX_CONSTRAINT_CHARACTERS} are taken"
-        )
+    limits = {"regex": _MAX_REGEX_CHARACTERS, "grammar": _MAX_GRAMMAR_CHARACTERS}
+    _check_length(f"structured_outputs.{name}", text, limits.get(name, MAX_CONSTRAINT_CHARACTERS))
     try:
         text.encode()
     except UnicodeEncodeError:
         raise SamplingParamsError(f"structured_outputs.{name} is not Unicode text: half of a surrogate pair") from None
 
 
+def _check_length(name: str, text: str, limit: int) -> None:
+    if len(text) > limit:
+        raise SamplingParamsError(f"{name} has {len(text)} characters; at most {limit} are taken")
+
+
 def _schema_text(schema: object) -> str:
     """The schema as compact JSON text."""
     try:
         if isinstance(schema, str):
-            if len(schema) > 2 * MAX_CONSTRAINT_CHARACTERS:  # spaces are not counted in the end
-                raise SamplingParamsError(
-                    f"structured_outputs.json has {len(schema)} characters; at most "
-                    f"{MAX_CONSTRAINT_CHARACTERS} are taken"
-                )
+            _check_length("structured_outputs.json", schema, 4 * MAX_CONSTRAINT_CHARACTERS)  # spaces go
             schema = json.loads(schema)
-        if not isinstance(schema, (Mapping, bool)):
+        if not isinstance(schema, Mapping):
             raise SamplingParamsError(f"structured_outputs.json is {schema!r:.80}; it must be a JSON schema, an object")
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        _check_multiples(schema)
+        _check_parts(schema)
     except RecursionError:
         raise SamplingParamsError("structured_outputs.json is nested too deeply; define parts in $defs") from None
     except SamplingParamsError:
@@ -112,9 +116,13 @@ def _schema_text(schema: object) -> str:
     return text
 
 
-def _check_multiples(schema: object) -> None:
+def _check_parts(schema: object) -> None:
     """Refuses what would be compiled into an automaton of millions of states."""
     if isinstance(schema, Mapping):
+        patterns = schema.get("patternProperties")
+        for pattern in (schema.get("pattern"), *(patterns if isinstance(patterns, Mapping) else ())):
+            if isinstance(pattern, str):
+                _check_length("a pattern of structured_outputs.json", pattern, _MAX_REGEX_CHARACTERS)
         value = schema.get("multipleOf")
         if isinstance(value, (int, float)) and _digits(value) > _MAX_MULTIPLE:
             raise SamplingParamsError(
@@ -124,7 +132,7 @@ def _check_multiples(schema: object) -> None:
         schema = list(schema.values())
     if isinstance(schema, (list, tuple)):
         for part in schema:
-            _check_multiples(part)
+            _check_parts(part)
 
 
 def _digits(value: float) -> int:

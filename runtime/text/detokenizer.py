@@ -33,6 +33,9 @@ class IncrementalDetokenizer(Protocol):
     def push(self, token_id: int) -> str:
         """Takes the next token; returns the text that is certain now and was not before (often one token's)."""
 
+    def end_prompt(self) -> str:
+        """What was pushed so far is no output; returns what of it was held back and is whole characters."""
+
     def finish(self) -> str:
         """Returns what was held back; an incomplete character becomes U+FFFD. Nothing may be pushed afterwards."""
 
@@ -120,6 +123,9 @@ class _ByteLevelDetokenizer:
     def push(self, token_id: int) -> str:
         return self._decode(self._table[token_id])
 
+    def end_prompt(self) -> str:
+        return ""  # only parts of characters are held
+
     def finish(self) -> str:
         return self._decode(b"", True)
 
@@ -151,6 +157,13 @@ class _PieceDetokenizer:
             piece = self._decoder.text(self._table.vocabulary.token(token_id) or "", first=True)
         text = self._end_run() + piece if self._run else piece
         return self._strip(text) if self._strip_left else text
+
+    def end_prompt(self) -> str:
+        try:
+            self._run.decode()
+        except UnicodeDecodeError:  # the output may complete it
+            return ""
+        return self._strip(self._end_run())
 
     def finish(self) -> str:
         return self._strip(self._end_run())
@@ -196,6 +209,9 @@ class _WindowDetokenizer:
     def push(self, token_id: int) -> str:
         self._ids.append(token_id)
         return self._advance(hold=len(self._ids) - self._read <= _MAX_HELD_TOKENS)
+
+    def end_prompt(self) -> str:
+        return ""  # only text that ends in part of a character is held
 
     def finish(self) -> str:
         return self._advance(hold=False)

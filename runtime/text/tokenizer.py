@@ -101,6 +101,7 @@ class Tokenizer:
         detokenizer = self._detokenization(skip_special_tokens=skip_special_tokens).start()
         for token_id in prompt_token_ids:
             detokenizer.push(token_id)
+        detokenizer.end_prompt()
         return detokenizer
 
     def token_bytes(self, token_id: int) -> bytes:
