@@ -65,6 +65,7 @@ def create_app(llm: AsyncLLM, options: ServerOptions) -> FastAPI:
     app.add_middleware(BodyGuard)
     if options.api_key is not None:
         _add_key_check(app, options.api_key)
+    _add_health(app, llm, options.stall_seconds)
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -89,18 +90,6 @@ def create_app(llm: AsyncLLM, options: ServerOptions) -> FastAPI:
         serving.check_model(model)
         return model_entry()
 
-    @app.get("/health")
-    async def health() -> JSONResponse:
-        stats = llm.stats()
-        healthy = stats.alive and stats.heartbeat_age < options.stall_seconds
-        content = {
-            "status": "ok" if healthy else "stalled" if stats.alive else "stopped",
-            "heartbeat_age": round(stats.heartbeat_age, 3),
-            "running": stats.num_running,
-            "waiting": stats.num_waiting,
-        }
-        return JSONResponse(content, status_code=200 if healthy else 503)
-
     @app.get("/metrics")
     async def prometheus() -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -112,6 +101,20 @@ def create_app(llm: AsyncLLM, options: ServerOptions) -> FastAPI:
         return text.replace("{{model}}", html.escape(options.model_name))
 
     return app
+
+
+def _add_health(app: FastAPI, llm: AsyncLLM, stall_seconds: float) -> None:
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        stats = llm.stats()
+        healthy = stats.alive and stats.heartbeat_age < stall_seconds
+        content = {
+            "status": "ok" if healthy else "stalled" if stats.alive else "stopped",
+            "heartbeat_age": round(stats.heartbeat_age, 3),
+            "running": stats.num_running,
+            "waiting": stats.num_waiting,
+        }
+        return JSONResponse(content, status_code=200 if healthy else 503)
 
 
 async def _answer(serving: Serving, job: Job, request: Request) -> Response:

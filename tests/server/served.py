@@ -61,16 +61,20 @@ def serve(folder: Path, **options: Any) -> Iterator[Server]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    end = time.monotonic() + 20
-    while not server.started:
-        assert time.monotonic() < end, "the server did not start"
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+    with httpx.Client(base_url=address(server), timeout=30) as http:
         yield Server(llm, runner, http)
     server.should_exit = True
     thread.join(timeout=20)
     assert not thread.is_alive()
+
+
+def address(server: uvicorn.Server) -> str:
+    """The URL of a server that a thread runs, once it listens."""
+    end = time.monotonic() + 60
+    while not server.started:
+        assert time.monotonic() < end, "the server did not start"
+        time.sleep(0.01)
+    return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
 
 
 def greedy(prompt: str, count: int) -> str:
