@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pagegraft.custom_ops.errors import PagegraftError
@@ -13,6 +13,10 @@ from pagegraft.custom_ops.files import check_writable
 from rich.console import Console
 
 from . import kv_cli
+
+if TYPE_CHECKING:
+    from .options import ConvertOptions
+    from .report import Report
 
 __all__ = ["register"]
 
@@ -61,7 +65,6 @@ def _convert(
     """Convert an exported ONNX decoder into a paged one."""
     from .errors import OutputError
     from .options import ConvertOptions
-    from .pipeline import convert
 
     # A report inside the new folder has its place only once the model is converted.
     if report is not None and out.resolve() not in report.resolve().parents:
@@ -80,18 +83,24 @@ def _convert(
         kv_quant=kv_quant,
         kv_scales=kv_scales,
     )
-    console = Console(stderr=True)
+    result = _with_progress(source, out, options)
+    if report is not None:
+        report.write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
+    _print_summary(result, out)
+
+
+def _with_progress(source: Path, out: Path, options: ConvertOptions) -> Report:
+    """Converts; an interrupt says what became of it and ends the command."""
+    from .pipeline import convert
+
     before = _identity(out)
     try:
-        with console.status("starting") as status:
-            result = convert(source, out, options, progress=lambda text: status.update(text))
+        with Console(stderr=True).status("starting") as status:
+            return convert(source, out, options, progress=lambda text: status.update(text))
     except KeyboardInterrupt:
         written = "nothing was written" if _identity(out) == before else f"{out} was complete already"
         typer.echo(f"pagegraft: interrupted; {written}", err=True)
         raise typer.Exit(130) from None
-    if report is not None:
-        report.write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
-    _print_summary(result, out)
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
@@ -103,7 +112,7 @@ def _identity(folder: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _print_summary(result: Any, out: Path) -> None:
+def _print_summary(result: Report, out: Path) -> None:
     from .tables import layer_lines
 
     console = Console(soft_wrap=True, highlight=False)
