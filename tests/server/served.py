@@ -98,10 +98,19 @@ def events(server: Server, path: str, **body: Any) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
+#: The command with interrupts as a terminal gives them: where the tests run in the background they are ignored.
+_COMMAND = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from pagegraft.custom_ops.main import main
+main()
+"""
+
+
 @contextmanager
 def serving(model: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server in a process of its own, and its first line."""
-    command = [PAGEGRAFT, "serve", str(model), "--kv-memory", "1MB", "--port", "0", *options]
+    command = [sys.executable, "-c", _COMMAND, "serve", str(model), "--kv-memory", "1MB", "--port", "0", *options]
     environment = {**os.environ, "NO_COLOR": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
