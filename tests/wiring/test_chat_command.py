@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,7 @@ import pytest
 from pagegraft.custom_ops import main
 from pagegraft.runtime import LLM, cli
 
-from tests.wiring.synthetic import add_text, continuation, letters, spell
-
-Build = Callable[..., Path]
+from tests.wiring.synthetic import add_text, build, continuation, letters, spell
 
 
 class Terminal:
@@ -60,9 +58,9 @@ def chat(folder: Path, lines: list[str], terminal: Terminal, monkeypatch: pytest
 
 
 def test_an_interrupt_ends_the_answer_and_the_chat_goes_on(
-    synthetic_model: Build, loaded: list[LLM], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, loaded: list[LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = add_text(synthetic_model())
+    folder = add_text(build(tmp_path))
     terminal = Terminal(4, 4)
     assert chat(folder, ["hi", "on"], terminal, monkeypatch) == 0
     told, again = "".join(terminal.pieces).split("\n")[:2]
@@ -74,10 +72,8 @@ def test_an_interrupt_ends_the_answer_and_the_chat_goes_on(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_second_interrupt_ends_the_chat(
-    synthetic_model: Build, loaded: list[LLM], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = add_text(synthetic_model())
+def test_a_second_interrupt_ends_the_chat(tmp_path: Path, loaded: list[LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = add_text(build(tmp_path))
     terminal = Terminal(4, 4)
     write = terminal.write
 
