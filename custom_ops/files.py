@@ -1,4 +1,4 @@
-"""Files that a command writes: looked at before it begins, and named as the user did when writing fails."""
+"""Files that a user names: read as text, looked at before a command that writes them begins, named when that fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .errors import PagegraftError
 
-__all__ = ["check_writable", "writing"]
+__all__ = ["check_writable", "read_text", "writing"]
 
 
 def check_writable(path: Path, error: type[PagegraftError]) -> None:
@@ -24,6 +24,15 @@ def check_writable(path: Path, error: type[PagegraftError]) -> None:
     else:
         return
     raise error(f"{path} cannot be written ({reason}); name a file in a folder of yours")
+
+
+def read_text(path: Path, error: type[PagegraftError], advice: str) -> str:
+    """The text of a file in UTF-8. Raises `error` with the reason and the advice when it cannot be read as that."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        reason = failure.strerror if isinstance(failure, OSError) else "it is not UTF-8"
+        raise error(f"{path} cannot be read as text ({reason}); {advice}") from None
 
 
 @contextmanager

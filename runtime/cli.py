@@ -191,14 +191,14 @@ def chat(
         num_speculative_tokens=speculative_tokens,
         chat_template=read_template(chat_template),
     ) as llm:
-        template = llm.model.text.chat_template
+        _ = llm.model.text.chat_template  # refused before the first turn where there is none
         params = _params(llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
         messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         while line := _read_line():
             messages.append({"role": "user", "content": line})
-            ids = llm.tokenizer.encode(template.render(messages), add_special_tokens=False)
+            prompt = llm.chat_prompt(messages)
             with _first_interrupt() as interrupted:
-                answer = _stream_text(llm, {"prompt_token_ids": ids}, params, stopped=interrupted)
+                answer = _stream_text(llm, prompt, params, stopped=interrupted)
             messages.append({"role": "assistant", "content": answer})
 
 

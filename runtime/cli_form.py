@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from ..custom_ops.files import read_text
 from .engine.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,12 +28,5 @@ def read_form(json_schema: Path | None, regex: str | None) -> StructuredOutputsP
 
     if json_schema is None and regex is None:
         return None
-    return StructuredOutputsParams(json=None if json_schema is None else _read(json_schema), regex=regex)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigurationError(f"{path} cannot be read as text ({reason}); give a JSON schema") from None
+    schema = None if json_schema is None else read_text(json_schema, ConfigurationError, "give a JSON schema")
+    return StructuredOutputsParams(json=schema, regex=regex)

@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from ..custom_ops.files import read_text
 from .engine.errors import ConfigurationError
 
 __all__ = [
@@ -71,10 +72,4 @@ ChatTemplateFile = Annotated[
 
 def read_template(path: Path | None) -> str | None:
     """The text of a chat template's file. Raises ConfigurationError when it cannot be read."""
-    if path is None:
-        return None
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigurationError(f"{path} cannot be read as text ({reason}); give a jinja2 file") from None
+    return None if path is None else read_text(path, ConfigurationError, "give a jinja2 file")

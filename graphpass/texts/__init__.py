@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from pagegraft.custom_ops.files import read_text
 
 from ..errors import KvCacheError
 
@@ -53,11 +54,7 @@ def file_text(path: Path, folder: Path, vocab: int) -> TokenText:
 
     Raises KvCacheError for a file that is not text or too short, and for a model without tokenizer.json.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise KvCacheError(f"{path} cannot be read as text ({reason}); give a plain text file") from None
+    text = read_text(path, KvCacheError, "give a plain text file")
     if not (folder / _TOKENIZER).is_file():
         raise KvCacheError(f"{folder} has no {_TOKENIZER}, so no text can be given to it; put the file there")
     tokens = _encode(text, folder, vocab)

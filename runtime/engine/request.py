@@ -110,18 +110,18 @@ class Choice:
         hit = self.request.stops.check(token, sampling.num_output_tokens)
         grammar = sampling.grammar
         completes = grammar is not None and grammar.is_complete and (hit is None or hit.finish_reason == "length")
+        if completes:
+            hit = None  # unlike a stop token, this one belongs to the text
         if stream is not None:
-            if completes:  # unlike a stop token, this one belongs to the text
-                stream.push(token)
-                stream.finish()
-            elif hit is None:
+            if hit is None:
                 stream.push(token)
             else:
                 stream.finish(token, hit)
-        if completes:
-            hit = StopHit("stop")
-        if stream is not None:
+            if completes:
+                stream.finish()
             hit = stream.hit or hit
+        if completes:
+            hit = hit or StopHit("stop")
         if hit is not None:
             self.hit = hit
         return hit
